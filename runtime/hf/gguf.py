@@ -25,7 +25,7 @@ from runtime.hf.strip import TAKEN, list_taken_parameters
 from runtime.store.files import FileReader
 from runtime.store.ggml.library import PLAIN, multiplies
 from runtime.store.gguf import rows
-from runtime.store.gguf.architectures import ARCHITECTURES
+from runtime.store.gguf.architectures import read_translation
 from runtime.store.gguf.header import EXPERTS, GgufHeader
 from runtime.store.gguf.rows import GgufRows, plan_experts
 from runtime.store.weight_plan import WeightPlan
@@ -113,34 +113,21 @@ def _makes(convert: Convert | None, tensors: Sequence[GgufRows], shape: torch.Si
     return [size for size in made.shape if size > 1] == [size for size in shape if size > 1]
 
 
-NAMES = {
-    "block_sparse_moe.router.weight": ("ffn_gate_inp.weight",),
-    "e_score_correction_bias": ("exp_probs_b.bias",),
-    "expert_bias": ("exp_probs_b.bias",),
-    "linear_attn.dt_bias": ("ssm_dt.bias",),
-    "linear_attn.in_proj_qkvz.weight": ("attn_qkv.weight", "attn_gate.weight"),
-    "self_attn.kv_b_proj.weight": ("attn_k_b.weight", "attn_v_b.weight"),
-    "self_attn.sinks": ("attn_sinks.weight",),
-    "shared_mlp.input_linear.weight": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
-}
-"""By end of a parameter's name: a block's tensors, where gguf's tables have none for it."""
-
-
 def find_names(header: GgufHeader, model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
-    """Return the file's names of the tensors of each parameter, by gguf's table and `NAMES`."""
+    """Return the file's names of the tensors of each parameter, by gguf's table and ours."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
     num_layers = model.config.get_text_config().num_hidden_layers
     table = get_tensor_name_map(numbers[header.architecture], num_layers)
-    names = {}
+    names, own = {}, read_translation().tensors
     for name in model.state_dict():
         stem, dot, last = name.rpartition(".")
         stem, suffix = (stem, dot + last) if last in ("weight", "bias") else (name, "")
         keys: tuple[str, ...] = (f"{table.get_name(stem)}{suffix}",)
-        ending = next((end for end in NAMES if name.endswith(end)), None)
+        ending = next((end for end in own if name.endswith(end)), None)
         if keys[0] not in header.tensors and ending is not None:
-            keys = tuple(f"blk.{_block_number(name)}.{key}" for key in NAMES[ending])
+            keys = tuple(f"blk.{_block_number(name)}.{key}" for key in own[ending])
         if set(keys) <= set(header.tensors):
             names[name] = keys
     return names
@@ -164,7 +151,7 @@ def check_names(
         if expert is None or (expert[2] == "bias" and not has_bias):
             raise CheckpointError(
                 f"{header.file} has the tensor {key}, which changes the result and is not "
-                f"understood here of {ARCHITECTURES[header.architecture].models}; give the "
+                f"understood here of {find_architecture(header).models}; give the "
                 "original checkpoint (config.json and safetensors files)"
             )
 

@@ -6,105 +6,19 @@ table of architectures.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from runtime.errors import CheckpointError
-from runtime.store.gguf.architectures import ARCHITECTURES, Architecture
+from runtime.store.gguf.architectures import (
+    Architecture,
+    read_architectures,
+    read_translation,
+)
 from runtime.store.gguf.header import GgufHeader, find_tokens, read_header
-
-FIELDS: Mapping[str, tuple[str, ...]] = {
-    "context_length": ("max_position_embeddings",),
-    "embedding_length": ("hidden_size",),
-    "vocab_size": ("vocab_size",),
-    "feed_forward_length": ("intermediate_size_mlp", "intermediate_size"),
-    "leading_dense_block_count": (
-        *("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
-    ),
-    "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
-    "embedding_scale": ("embedding_multiplier",),
-    "residual_scale": ("residual_multiplier",),
-    "logit_scale": ("logits_scaling",),
-    "attention.head_count": ("num_attention_heads",),
-    "attention.head_count_kv": ("num_key_value_heads",),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
-    "attention.sliding_window": ("sliding_window",),
-    "attention.scale": ("attention_multiplier",),
-    "attention.q_lora_rank": ("q_lora_rank",),
-    "attention.kv_lora_rank": ("kv_lora_rank",),
-    "expert_count": (*("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),),
-    "expert_used_count": ("num_experts_per_tok", "moe_k"),
-    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
-    "expert_shared_feed_forward_length": (
-        *("shared_expert_intermediate_size", "shared_intermediate_size"),
-    ),
-    "expert_shared_count": (*("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),),
-    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
-    "expert_weights_norm": ("norm_topk_prob",),
-    "expert_group_count": ("n_group",),
-    "expert_group_used_count": ("topk_group",),
-    "ssm.conv_kernel": ("linear_conv_kernel_dim",),
-    "ssm.state_size": ("linear_key_head_dim",),
-    "ssm.group_count": ("linear_num_key_heads",),
-    "ssm.time_step_rank": ("linear_num_value_heads",),
-    "shortconv.l_cache": ("conv_L_cache",),
-}
-"""By key of the metadata: the configuration's name, the first that it has."""
-NEEDED = (
-    *("block_count", "context_length", "embedding_length", "attention.head_count"),
-    *("attention.layer_norm_rms_epsilon", "expert_count", "expert_used_count"),
-)
-DEFAULTS: Mapping[str, Any] = {
-    "leading_dense_block_count": 0,
-    "embedding_scale": 1.0,
-    "residual_scale": 1.0,
-    "attention.sliding_window": None,
-    "attention.q_lora_rank": None,
-    "expert_shared_feed_forward_length": 0,
-    "expert_shared_count": 0,
-    "expert_weights_scale": 1.0,
-    "expert_weights_norm": False,
-    "expert_group_count": 1,
-    "expert_group_used_count": 1,
-}
-"""Values of llama.cpp where a key is missing; a model without the field computes by them, too."""
-ELSEWHERE = frozenset(
-    {
-        *("attention.value_length", "attention.key_length_mla", "attention.value_length_mla"),
-        *("expert_feed_forward_length", "expert_shared_count", "ssm.inner_size", "vocab_size"),
-        *("expert_shared_feed_forward_length", "block_count", "nextn_predict_layers"),
-        *("feed_forward_length",),
-        *("attention.recurrent_layers", "full_attention_interval", "expert_gating_func"),
-        *("attention.sliding_window_pattern",),
-    }
-)
-"""Keys that are read apart, or say what tensors' shapes and names say, too: these are compared with
-the model's."""
-ARRAYS = frozenset({"attention.recurrent_layers", "attention.sliding_window_pattern"})
-GATING = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}
-"""llama.cpp's numbers of functions that make weights of a router's logits."""
-FLAGS = {
-    "attention_bias": "attn_q.bias",
-    "qkv_bias": "attn_q.bias",
-    "use_bias": "attn_q.bias",
-    "use_qk_norm": "attn_q_norm.weight",
-    "use_expert_bias": "exp_probs_b.bias",
-    "conv_bias": "shortconv.in_proj.bias",
-}
-"""Fields that are true where a layer has the tensor."""
-SCALING = {
-    "linear": {"factor": "factor"},
-    "yarn": {
-        "factor": "factor",
-        "original_context_length": "original_max_position_embeddings",
-        "yarn_attn_factor": "attention_factor",
-        "yarn_beta_fast": "beta_fast",
-        "yarn_beta_slow": "beta_slow",
-    },
-}
-"""By kind of `rope.scaling`: names of its metadata."""
 
 
 def read_gguf_config(file: Path) -> PreTrainedConfig:
@@ -129,12 +43,12 @@ def read_gguf_config(file: Path) -> PreTrainedConfig:
 
 
 def find_architecture(header: GgufHeader) -> Architecture:
-    architecture = ARCHITECTURES[header.architecture]
-    if architecture.variant is not None:
-        key, value, variant = architecture.variant
-        if header.metadata.get(f"{header.architecture}.{key}") == value:
-            return variant
-    return architecture
+    architecture = read_architectures()[header.architecture]
+    changes = dict(architecture.variant)
+    for key, value in changes.pop("where", {}).items():
+        if header.metadata.get(f"{header.architecture}.{key}") != value:
+            return architecture
+    return replace(architecture, **changes)
 
 
 class _Metadata:
@@ -142,6 +56,7 @@ class _Metadata:
 
     def __init__(self, header: GgufHeader, architecture: Architecture):
         self._header, self._architecture = header, architecture
+        self._known = read_translation()
         prefix = f"{header.architecture}."
         self._stated = {
             key.removeprefix(prefix): value
@@ -149,7 +64,8 @@ class _Metadata:
             if key.startswith(prefix)
         }
         for key, value in self._stated.items():
-            if isinstance(value, tuple) and not (key in ARRAYS or key.startswith("rope.")):
+            is_kept = key in self._known.arrays or key.startswith("rope.")
+            if isinstance(value, tuple) and not is_kept:
                 # Of each layer; those without attention have no heads.
                 values = set(value) - ({0} if architecture.linear else set())
                 if len(values) != 1:
@@ -158,9 +74,9 @@ class _Metadata:
 
     def map(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return values of the configuration, which has these fields."""
-        for key in NEEDED:
+        for key in self._known.needed:
             self._need(key)
-        stated, given = self._stated, self._header.metadata
+        stated, given, flags = self._stated, self._header.metadata, self._known.flags
         num_layers = stated["block_count"] - stated.get("nextn_predict_layers", 0)
         if not 1 <= num_layers <= len(self._header.tensors):
             raise CheckpointError(
@@ -182,7 +98,7 @@ class _Metadata:
                 for name, key in (("bos", "bos"), ("pad", "padding"))
             },
             "eos_token_id": self._find_ends(),
-            **{name: self._has(tensor) for name, tensor in FLAGS.items() if name in fields},
+            **{name: self._has(flags[name]) for name in flags if name in fields},
             **self._architecture.values,
         }
         if "kv_lora_rank" in fields:
@@ -198,20 +114,20 @@ class _Metadata:
         if window and not self._architecture.window_step:
             raise self._refuse("attention.sliding_window", window)
         number = stated.get("expert_gating_func")
-        if number is not None and GATING.get(number) != self._architecture.gating:
+        if number is not None and self._known.gating.get(number) != self._architecture.gating:
             raise self._refuse("expert_gating_func", number)
         return values
 
     def _map_fields(self, fields: Mapping[str, Any], values: dict[str, Any]) -> None:
-        always = {**DEFAULTS, **self._architecture.fixed}
-        for key, value in {**DEFAULTS, **self._stated}.items():
-            names = () if key in self._architecture.fixed else FIELDS.get(key, ())
+        always = {**self._known.defaults, **self._architecture.fixed}
+        for key, value in {**self._known.defaults, **self._stated}.items():
+            names = () if key in self._architecture.fixed else self._known.fields.get(key, ())
             name = next((name for name in names if name in fields), None)
             if name is not None and key in self._stated:
                 values[name] = value
             elif name is not None:
                 values.setdefault(name, value)
-            elif key not in ELSEWHERE and value != always.get(key):
+            elif key not in self._known.elsewhere and value != always.get(key):
                 raise self._refuse(key, value)
 
     def _find_ends(self) -> int | list[int] | None:
@@ -269,9 +185,9 @@ class _Metadata:
             sections = rope.pop("rope.dimension_sections")
             mapped["mrope_section"] = [size for size in sections if size]
         kind = rope.pop("rope.scaling.type", "none")
-        if kind in SCALING:
+        if kind in self._known.scaling:
             mapped["rope_type"] = kind
-            for key, name in SCALING[kind].items():
+            for key, name in self._known.scaling[kind].items():
                 if f"rope.scaling.{key}" in rope:
                     mapped[name] = rope.pop(f"rope.scaling.{key}")
             if "rope.scaling.yarn_log_multiplier" in rope and kind == "yarn":

@@ -8,7 +8,7 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from predictors.files import require_plain_file
 from runtime.config import GGUF
 from runtime.errors import CheckpointError
-from runtime.store.gguf.architectures import ARCHITECTURES
+from runtime.store.gguf.architectures import read_architectures
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -173,7 +173,7 @@ def _read_header(file: Path, size: int, _modified: int) -> GgufHeader:
     return GgufHeader(file, metadata, tensors, cursor.digest(), (file,))
 
 
-def find_tokens(header: GgufHeader, texts: tuple[str, ...]) -> list[int]:
+def find_tokens(header: GgufHeader, texts: Sequence[str]) -> list[int]:
     """Return the ids of the vocabulary's tokens with these texts."""
     wanted = {text.encode() for text in texts}
     with header.file.open("rb") as opened:
@@ -338,15 +338,15 @@ def check_gguf(file: Path) -> None:
         CheckpointError: it is damaged, of another architecture, or has tensors of other types; the
             message says what is served, or a command that converts.
     """
-    header = read_header(file)
-    served = ", ".join(f"{name} ({known.models})" for name, known in ARCHITECTURES.items())
+    header, architectures = read_header(file), read_architectures()
+    served = ", ".join(f"{name} ({known.models})" for name, known in architectures.items())
     name = header.architecture
     if not any(map(EXPERTS.search, header.tensors)):
         raise CheckpointError(
             f"{header.file} is not a Mixture-of-Experts model: its architecture {name!r} has no "
             f"routed experts here. Served from GGUF are {served}"
         )
-    if name not in ARCHITECTURES:
+    if name not in architectures:
         raise CheckpointError(
             f"{header.file} has the architecture {name!r}, which is not served. Served from GGUF "
             f"are {served}; of any other, give the original checkpoint (config.json and "

@@ -1,6 +1,6 @@
 """Tensors of a GGUF file, and plans of the experts that they hold; slots hold rows as they are.
 
-The functions named in `runtime.store.gguf.architectures` undo what llama.cpp's converter does to
+The functions named in `architectures.yaml` undo what llama.cpp's converter does to
 tensors. Each takes the configuration and the stored tensors, in float32.
 """
 
@@ -17,16 +17,12 @@ from runtime.errors import CheckpointError
 from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.ggml.library import PLAIN, TYPES, decode_rows
+from runtime.store.gguf.architectures import read_translation
 from runtime.store.gguf.header import GgufHeader, GgufTensor
 from runtime.store.packed.coding import RAW, Coding
 from runtime.store.tensor_index import StoredTensor
 from runtime.store.weight_plan import FusedParameter, WeightPlan
 
-SOURCES = {
-    "gate_up_proj": (("ffn_gate_exps", "ffn_up_exps"), ("ffn_gate_up_exps",)),
-    "down_proj": (("ffn_down_exps",),),
-}
-"""Names of the tensors that a parameter's rows come from, in order; the first that a file has."""
 BIAS = "_bias"
 """End of the name of a parameter that is the bias of another's."""
 STEP = 1 << 22
@@ -92,7 +88,8 @@ def plan_experts(
 
 def _find_tensors(header: GgufHeader, block: int, parameter: FusedParameter) -> list[GgufTensor]:
     kind = "bias" if parameter.name.endswith(BIAS) else "weight"
-    for names in SOURCES.get(parameter.name.removesuffix(BIAS), ()):
+    known = read_translation().experts
+    for names in known.get(parameter.name.removesuffix(BIAS), ()):
         tensors = [header.tensors.get(f"blk.{block}.{name}.{kind}") for name in names]
         found = [one for one in tensors if one and len(one.shape) == len(parameter.shape)]
         if len(found) < len(names):
