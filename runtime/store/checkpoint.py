@@ -8,9 +8,10 @@ are decoded while they are read.
 
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -25,25 +26,32 @@ from runtime.store.tensor_index import StoredTensor
 from runtime.store.weight_plan import FusedParameter, WeightPlan
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartSource(Piece, ABC):
-    """Source that fills a part of a slot, for every expert of a layer."""
+@dataclass(frozen=True)
+class ConvertedTensor:
+    """A parameter of one expert that Transformers' operations make of its tensors."""
 
-    files: FileReader
-    scratch_bytes: int = 0
+    conversion: ExpertConversion
+    converting: threading.Lock
+    """One thread converts at a time."""
+    expert: int
+
+    def fill(self, files: FileReader, target: Tensor, _coding: Coding, dtype: torch.dtype) -> None:
+        # Read before the lock is taken: a read that hangs must not stop the others.
+        tensors = [tensor.load(files) for tensor in self.conversion.plan.extents(self.expert)]
+        with self.converting:
+            result = self.conversion.convert(tensors)
+            target.view(dtype).copy_(result.reshape(-1))
+            del result
+
+
+@dataclass(frozen=True)
+class PartSource(Piece):
+    """The tensors that fill a part of a slot, of every expert of a layer."""
+
+    find: Callable[[int], StoredTensor | ConvertedTensor]
+    """Returns an expert's."""
+    scratch_bytes: int
     """Memory that `READERS` reads at a time take in addition to the slots."""
-
-    @abstractmethod
-    def read(self, expert: int, target: Tensor) -> None:
-        """Fill the part's bytes in a slot, uint8. Thread-safe.
-
-        Raises:
-            TransferError: the bytes did not arrive, or are damaged.
-        """
-
-    def place(self, expert: int) -> FileRange | None:  # noqa: ARG002
-        """Return where a file has these bytes as they are; None: `read` makes them."""
-        return None
 
 
 class CheckpointStore(ExpertStore):
@@ -64,7 +72,7 @@ class CheckpointStore(ExpertStore):
         decodes: bool = False,
     ):
         self._files = files
-        planner = _Planner(model, files, decodes=decodes, blocks=not decodes and has_blocks(banks))
+        planner = _Planner(model, decodes=decodes, blocks=not decodes and has_blocks(banks))
         self.layouts = layouts = list[ExpertLayout]()
         self.experts_per_layer = experts_per_layer = list[int]()
         self._chunks: list[list[list[tuple[Part, PartSource]]]] = []
@@ -84,55 +92,19 @@ class CheckpointStore(ExpertStore):
             self.scratch_bytes = max(self.scratch_bytes, *(one.scratch_bytes for one in sources))
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
-        for chunk in chunks:
-            for part, source in self._chunks[layer][chunk]:
-                source.read(expert, slot[part.offset : part.end])
+        dtypes = self.layouts[layer].dtypes
+        for part, source in chain.from_iterable(self._chunks[layer][i] for i in chunks):
+            target, dtype = slot[part.offset : part.end], dtypes[part.parameter]
+            source.find(expert).fill(self._files, target, part.coding, dtype)
 
     def extents(self, layer: int, expert: int) -> list[FileRange] | None:
-        sources = [source for chunk in self._chunks[layer] for _, source in chunk]
-        places = [place for source in sources if (place := source.place(expert)) is not None]
-        return places if len(places) == len(sources) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedPart(PartSource):
-    """One tensor of each expert."""
-
-    plan: WeightPlan
-    source: int
-    """Index of the plan's source."""
-    _known: dict[int, StoredTensor] = field(default_factory=dict)
-    """Tensors by expert: lookups would delay the link."""
-
-    def read(self, expert: int, target: Tensor) -> None:
-        self._find(expert).fill(self.files, target, self.coding, self.plan.parameter.dtype)
-
-    def place(self, expert: int) -> FileRange | None:
-        tensor = self._find(expert)
-        is_there = tensor.is_stored_as(self.coding, self.plan.parameter.dtype)
-        return FileRange(tensor.file, tensor.offset) if is_there else None
-
-    def _find(self, expert: int) -> StoredTensor:
-        if expert not in self._known:
-            self._known[expert] = self.plan.extents(expert)[self.source]
-        return self._known[expert]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvertedParameter(PartSource):
-    """A parameter that Transformers' operations make of all its tensors, one thread at a time."""
-
-    conversion: ExpertConversion
-    converting: threading.Lock
-
-    def read(self, expert: int, target: Tensor) -> None:
-        plan = self.conversion.plan
-        # Read before the lock is taken: a read that hangs must not stop the others.
-        tensors = [tensor.load(self.files) for tensor in plan.extents(expert)]
-        with self.converting:
-            result = self.conversion.convert(tensors)
-            target.view(plan.parameter.dtype).copy_(result.reshape(-1))
-            del result
+        places = []
+        for part, source in chain.from_iterable(self._chunks[layer]):
+            tensor, dtype = source.find(expert), self.layouts[layer].dtypes[part.parameter]
+            if not (isinstance(tensor, StoredTensor) and tensor.is_stored_as(part.coding, dtype)):
+                return None
+            places.append(FileRange(tensor.file, tensor.offset))
+        return places
 
 
 def has_blocks(banks: Sequence[Mapping[str, WeightPlan]]) -> bool:
@@ -150,11 +122,15 @@ def _keep(tensors: list[StoredTensor]) -> Coding:
     return Coding(STORED, shape=tensors[0].shape, dtype=tensors[0].dtype)
 
 
+def _find_tensor(plan: WeightPlan, source: int, expert: int) -> StoredTensor:
+    return plan.extents(expert)[source]
+
+
 class _Planner:
     """Plans layers; they are mostly alike, so that what reads take is measured once a kind."""
 
-    def __init__(self, model: PreTrainedModel, files: FileReader, *, decodes: bool, blocks: bool):
-        self._model, self._files = model, files
+    def __init__(self, model: PreTrainedModel, *, decodes: bool, blocks: bool):
+        self._model = model
         self._decodes, self._blocks = decodes, blocks
         self._converting = threading.Lock()
         self._measured: dict[object, int] = {}
@@ -190,18 +166,12 @@ class _Planner:
         for source, extent in enumerate(plan.extents(0)):
             tensors = [extents[source] for extents in plan.kinds]
             coding = choose(tensors)
-            part = PlannedPart(
-                plan.parameter.name,
-                first,
-                math.prod(extent.shape),
-                coding,
-                scratch_bytes=max(self._measure_read(one, coding, plan) for one in tensors),
-                plan=plan,
-                source=source,
-                files=self._files,
-            )
-            planned.append(part)
-            first += part.num_weights
+            size = math.prod(extent.shape)
+            scratch = max(self._measure_read(one, coding, plan) for one in tensors)
+            # Remembered by expert: lookups would delay the link.
+            find = cache(partial(_find_tensor, plan, source))
+            planned.append(PartSource(plan.parameter.name, first, size, coding, find, scratch))
+            first += size
         return planned
 
     def _choose_coding(self, tensors: list[StoredTensor]) -> Coding:
@@ -211,16 +181,10 @@ class _Planner:
 
     def _plan_conversion(self, conversion: ExpertConversion) -> PartSource:
         parameter = conversion.plan.parameter
-        return ConvertedParameter(
-            parameter.name,
-            0,
-            math.prod(parameter.shape[1:]),
-            RAW,
-            scratch_bytes=self._measure(conversion.key, conversion.measure_reads),
-            conversion=conversion,
-            files=self._files,
-            converting=self._converting,
-        )
+        size = math.prod(parameter.shape[1:])
+        find = partial(ConvertedTensor, conversion, self._converting)
+        scratch = self._measure(conversion.key, conversion.measure_reads)
+        return PartSource(parameter.name, 0, size, RAW, find, scratch)
 
     def _measure_read(self, tensor: StoredTensor, coding: Coding, plan: WeightPlan) -> int:
         if tensor.is_stored_as(coding, plan.parameter.dtype):
