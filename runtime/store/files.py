@@ -67,20 +67,21 @@ def _edge_blocks() -> memoryview:
     return _edges.blocks
 
 
-def _fill(descriptor: int, offset: int, parts: list[memoryview], needed: int) -> None:
+def read_parts(descriptor: int, offset: int, parts: list[memoryview], needed: int) -> None:
     """Reads from `offset` into the parts, one after another, at least `needed` bytes.
 
-    The last block of a file may be a part of one, hence `needed`.
+    The last block of a file may be a part of one, hence `needed`. A network file system may return
+    less than requested: where the next direct read cannot start there, the system says EINVAL.
+
+    Raises:
+        EndOfFile: the file is shorter.
+        OSError: the disk fails.
     """
     done = 0
     while done < needed:
         count = os.preadv(descriptor, parts, offset + done)
         if count == 0:
-            raise EndOfFile
-        if count % BLOCK and done + count < needed:
-            # The file's end, or a network file system that returned less than requested: the
-            # next direct read could not start here. Reads through the page cache can.
-            raise OSError(errno.EINVAL, "a direct read ended inside a block")
+            raise EndOfFile(f"after {done} bytes")
         done += count
         while parts and count >= len(parts[0]):
             count -= len(parts.pop(0))
@@ -107,7 +108,7 @@ def read_direct(descriptor: int, offset: int, target: memoryview) -> None:
     place = address(target)
     before = offset % BLOCK
     if not before and not place % BLOCK and not size % BLOCK:
-        _fill(descriptor, offset, [target], size)
+        read_parts(descriptor, offset, [target], size)
         return
     start = offset - before
     num_blocks = -(-(before + size) // BLOCK)
@@ -119,7 +120,7 @@ def read_direct(descriptor: int, offset: int, target: memoryview) -> None:
     edges = _edge_blocks()
     head, tail = edges[:BLOCK], edges[BLOCK : BLOCK + after]
     middle = target[aligned : aligned + inside]
-    _fill(descriptor, start, [head, middle, tail], before + size)
+    read_parts(descriptor, start, [head, middle, tail], before + size)
     in_head = BLOCK - before
     ctypes.memmove(place + in_head, place + aligned, inside)
     target[:in_head] = head[before:]
@@ -287,16 +288,11 @@ class FileReader:
         self._read_buffered(opened.buffered, offset, target)
 
     def _read_buffered(self, descriptor: int, offset: int, target: memoryview) -> None:
-        done = 0
-        while done < len(target):
-            count = os.preadv(descriptor, [target[done:]], offset + done)
-            if count == 0:
-                raise EndOfFile
-            done += count
+        read_parts(descriptor, offset, [target], len(target))
         if self.drops_pages and hasattr(os, "posix_fadvise"):
             # Whole pages: those at the edges are read again by their neighbours, seldom.
             start = offset // BLOCK * BLOCK
-            end = -(-(offset + done) // BLOCK) * BLOCK
+            end = align(offset + len(target), BLOCK)
             os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
 
     def __enter__(self) -> Self:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runtime.errors import TransferError
 from runtime.store.base import as_memoryview
-from runtime.store.files import write_whole
+from runtime.store.files import EndOfFile, read_parts, write_whole
 
 LARGE_FILES = "/var/tmp"
 """Folder of large temporary files, on a disk where /tmp is in memory (systemd, file-hierarchy)."""
@@ -83,19 +83,17 @@ class SpillFile:
 
     def read(self, target: Tensor, position: int, *, what: str, drops_pages: bool = False) -> None:
         """Fill a contiguous tensor of the CPU; raises TransferError."""
-        view, done = as_memoryview(target), 0
+        view = as_memoryview(target)
         try:
-            while done < len(view):
-                count = os.preadv(self._handle, [view[done:]], position + done)
-                if not count:
-                    raise TransferError(f"{what} in {self._where} was truncated after {done} bytes")
-                done += count
+            read_parts(self._handle, position, [view], len(view))
+        except EndOfFile as end:
+            raise TransferError(f"{what} in {self._where} was truncated {end}") from end
         except OSError as error:
             raise TransferError(
                 f"{what} cannot be read back from {self._where}: {error.strerror}"
             ) from error
         if drops_pages and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._handle, position, done, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._handle, position, len(view), os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         self._file.close()
