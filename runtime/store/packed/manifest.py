@@ -57,6 +57,11 @@ class PartRecord(StrictRecord):
     meta_group_size: Count = 0
     offset: Count
 
+    @property
+    def piece(self) -> Piece:
+        coding = Coding(self.kind, self.group_size, self.meta_group_size)
+        return Piece(self.parameter, self.first, self.num_weights, coding)
+
 
 class ParameterRecord(StrictRecord):
     shape: list[Positive]
@@ -122,15 +127,15 @@ def describe_contents(
         fingerprint=fingerprint,
         checksum="xxh3_64",
         layers=[
-            _layer_record(i, layout, num_experts)
+            _describe_layer(f"layer-{i:03d}.bin", layout, num_experts)
             for i, (layout, num_experts) in enumerate(zip(layouts, experts_per_layer, strict=True))
         ],
     )
 
 
-def _layer_record(layer: int, layout: ExpertLayout, num_experts: int) -> LayerRecord:
+def _describe_layer(file: str, layout: ExpertLayout, num_experts: int) -> LayerRecord:
     return LayerRecord(
-        file=f"layer-{layer:03d}.bin",
+        file=file,
         num_experts=num_experts,
         parameters={
             name: ParameterRecord(
@@ -139,15 +144,11 @@ def _layer_record(layer: int, layout: ExpertLayout, num_experts: int) -> LayerRe
             for name, shape in layout.shapes.items()
         },
         is_flipped=layout.is_flipped,
-        chunks=_chunk_records(layout),
+        chunks=[
+            ChunkRecord(parts=[_part_record(part) for part in parts], end=end)
+            for parts, end in zip(layout.chunks, layout.ends, strict=True)
+        ],
     )
-
-
-def _chunk_records(layout: ExpertLayout) -> list[ChunkRecord]:
-    return [
-        ChunkRecord(parts=[_part_record(part) for part in parts], end=end)
-        for parts, end in zip(layout.chunks, layout.ends, strict=True)
-    ]
 
 
 def _part_record(part: Part) -> PartRecord:
@@ -163,25 +164,14 @@ def restore_layout(record: LayerRecord) -> ExpertLayout:
     """
     shapes = {name: tuple(parameter.shape) for name, parameter in record.parameters.items()}
     dtypes = {name: DTYPES[parameter.dtype] for name, parameter in record.parameters.items()}
-    chunks = [
-        [
-            Piece(
-                part.parameter,
-                part.first,
-                part.num_weights,
-                Coding(part.kind, part.group_size, part.meta_group_size),
-            )
-            for part in chunk.parts
-        ]
-        for chunk in record.chunks
-    ]
+    chunks = [[part.piece for part in chunk.parts] for chunk in record.chunks]
     _check(shapes, chunks)
-    layout = lay_out(shapes, dtypes, chunks)
+    layout = replace(lay_out(shapes, dtypes, chunks), is_flipped=record.is_flipped)
     # Bytes that no part explains are a sign that the integers which the manifest claims are
     # weights as they are.
-    if _chunk_records(layout) != record.chunks:
+    if _describe_layer(record.file, layout, record.num_experts) != record:
         raise ValueError("parts or chunks begin or end at other bytes than they would be put at")
-    return replace(layout, is_flipped=record.is_flipped)
+    return layout
 
 
 def _check(shapes: dict[str, tuple[int, ...]], chunks: list[list[Piece]]) -> None:
