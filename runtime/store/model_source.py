@@ -1,7 +1,6 @@
 """Resolves a model's name to its folder and its identity."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +27,7 @@ from runtime.store.model_check import (
     check_folder,
     check_tokenizer,
     list_weight_files,
+    read_config_file,
     read_json_object,
     read_raw_header,
 )
@@ -142,12 +142,25 @@ def find_folder(config: ModelConfig) -> Path:
     return folder
 
 
+def read_digests(folder: Path) -> dict[str, str]:
+    """Return the known sha256 of files by name; none but of models that ship with the project.
+
+    Raises:
+        CheckpointError: the file that lists them is damaged.
+    """
+    file = folder / DIGESTS
+    listed = read_json_object(file) if file.is_file() else {}
+    if not all(isinstance(digest, str) for digest in listed.values()):
+        raise CheckpointError(f"{file} is damaged: it needs a sha256 for each name; fetch it again")
+    return listed
+
+
 @lru_cache(maxsize=8)
 def _check_digests(folder: Path) -> None:
-    digests = folder / DIGESTS
-    if not digests.is_file():
-        raise CheckpointError(f"{digests} is missing: install moecast again")
-    for name, expected in json.loads(digests.read_text()).items():
+    listed = read_digests(folder)
+    if not listed:
+        raise CheckpointError(f"{folder / DIGESTS} is missing: install moecast again")
+    for name, expected in listed.items():
         require_digest(folder / name, expected, otherwise="install moecast again")
 
 
@@ -174,12 +187,9 @@ def find_revision(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in list_weight_files(folder):
         digest.update(file.name.encode() + read_raw_header(file))
-    known = folder / DIGESTS
-    if known.is_file():
-        # Of the weights alone: a better card does not make another model.
-        listed = json.loads(known.read_text())
-        names = sorted(name for name in listed if name.endswith(SUFFIX))
-        digest.update("".join(listed[name] for name in names).encode())
+    # Of the weights alone: a better card does not make another model.
+    known = sorted(item for item in read_digests(folder).items() if item[0].endswith(SUFFIX))
+    digest.update("".join(listed for _, listed in known).encode())
     return digest.hexdigest()
 
 
@@ -198,16 +208,15 @@ def identity(folder: Path, config: ModelConfig) -> dict[str, str]:
         }
     inflated = folder / INFLATED
     if inflated.is_file() and config.revision is None:
-        return json.loads(inflated.read_text())["origin"]
+        return _read_origin(inflated)["origin"]
     if has_no_experts(folder) and config.revision is None:
         return read_without_experts(folder)["origin"]
-    raw = json.loads((folder / "config.json").read_text())
     # A snapshot's commit says more than the branch, or the beginning of a commit, that was given.
     revision = None if folder.parent.name == SNAPSHOTS else config.revision
     return {
         "model_id": config.name if config.id == BUILTIN or Path(config.id).is_dir() else config.id,
         "revision": revision or find_revision(folder),
-        "config_hash": config_hash(raw),
+        "config_hash": config_hash(read_config_file(folder)),
     }
 
 
@@ -248,12 +257,22 @@ def read_without_experts(folder: Path) -> dict[str, Any]:
         CheckpointError: it is damaged.
     """
     file = folder / WITHOUT_EXPERTS
+    record = _read_origin(file)
+    if set(record) != {"origin", "fingerprint", "dense_fingerprint"}:
+        raise CheckpointError(f"{file} is damaged: it needs origin and two fingerprints")
+    return record
+
+
+def _read_origin(file: Path) -> dict[str, Any]:
+    """Return a file's record of the model that its folder was made from: its identity is `origin`.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
     record = read_json_object(file)
     origin = record.get("origin")
-    if set(record) != {"origin", "fingerprint", "dense_fingerprint"} or not (
-        isinstance(origin, dict) and set(origin) == {"model_id", "revision", "config_hash"}
-    ):
-        raise CheckpointError(f"{file} is damaged: it needs origin and two fingerprints")
+    if not isinstance(origin, dict) or set(origin) != {"model_id", "revision", "config_hash"}:
+        raise CheckpointError(f"{file} is damaged: its origin is no identity of a model")
     return record
 
 

@@ -3,7 +3,6 @@
 Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
 """
 
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from runtime.sim.replay import replay
 from runtime.sim.step import ArrayStep, RecordedStep
 from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.model_check import list_weight_files
-from runtime.store.model_source import DIGESTS, require_digest
+from runtime.store.model_source import read_digests, require_digest
 from runtime.store.tensor_index import read_tensor_index
 
 
@@ -56,8 +55,7 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
 
 def known_digests(folder: Path, files: list[Path]) -> dict[Path, str]:
     """Return the known sha256 of files: of a bundled model, or from the Hub cache's blob names."""
-    listed = json.loads((folder / DIGESTS).read_text()) if (folder / DIGESTS).is_file() else {}
-    known = {}
+    listed, known = read_digests(folder), {}
     for file in files:
         blob = file.resolve().name
         digest = listed.get(file.name) or (blob if re.fullmatch(r"[0-9a-f]{64}", blob) else None)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from predictors.errors import MoecastError
-from runtime.config import Quantise
+from runtime.config import ModelConfig, Quantise
 from runtime.errors import CheckpointError, StoreError
 from runtime.hf.loading import load_plain
+from runtime.store.model_source import DIGESTS, INFLATED, WITHOUT_EXPERTS, identity
 from tests.builders.gguf_files import gguf_file
 from tests.builders.integers import save_integers
 from tests.builders.models import read_weights, tiny_qwen2_moe
@@ -128,6 +129,15 @@ def test_write_without_experts__notices_altered_weights(tmp_path):
     file.write_bytes(raw)
     with pytest.raises(CheckpointError, match="was altered"):
         compute_logits(dense, store)
+
+
+@pytest.mark.parametrize("name", [INFLATED, WITHOUT_EXPERTS, DIGESTS])
+@pytest.mark.parametrize("content", ["{", "[]", '{"origin": 1}', '{"origin": {}}'])
+def test_identity__of_a_damaged_record_is_refused(tmp_path, name, content):
+    folder = tiny_qwen2_moe(tmp_path)
+    (folder / name).write_text(content)
+    with pytest.raises(CheckpointError, match=f"{name} is damaged"):
+        identity(folder, ModelConfig(id=str(folder)))
 
 
 def test_write_without_experts__leaves_what_stands_in_its_place(tmp_path):
