@@ -2,8 +2,9 @@
 
 What a file states is in its metadata, whose keys have the same meaning in every architecture, and
 its tensors have names that gguf's own tables map to a model's, but for a few. `translation.yaml`
-says what these are in Transformers. `architectures.yaml` has what differs: the model's type, what
-llama.cpp takes for granted, and what its converter does to tensors.
+says what these are in Transformers, `vocabularies.yaml` how text is split into tokens.
+`architectures.yaml` has what differs: the model's type, what llama.cpp takes for granted, and what
+its converter does to tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,3 +85,9 @@ def read_architectures() -> Mapping[str, Architecture]:
 @cache
 def read_translation() -> Translation:
     return Translation(**_read("translation.yaml"))
+
+
+@cache
+def read_splits() -> Mapping[str, Sequence[str] | str]:
+    """Return expressions that split text, or another kind's name, by kind of the vocabulary."""
+    return _read("vocabularies.yaml")
