@@ -249,8 +249,16 @@ class FileReader:
                 [opened] = self.pin([file])
                 failed = True
                 try:
-                    self._read_once(opened, file, offset, target, what)
+                    self._read_once(opened, offset, target)
                     failed = False
+                    return
+                except EndOfFile as end:
+                    raise TransferError(
+                        f"{file}: ends at byte {os.fstat(opened.buffered).st_size}, where {what} "
+                        f"needs {offset} to {offset + len(target)}; it was truncated: fetch it "
+                        "again",
+                        fault=Fault.TRUNCATED,
+                    ) from end
                 finally:
                     self.unpin([opened], failed=failed)
             except OSError as error:
@@ -260,22 +268,8 @@ class FileReader:
                         f"{ATTEMPTS} times: {error}; check the disk, or fetch the file again"
                     ) from error
                 time.sleep(PAUSE_SECONDS)
-            else:
-                return
 
-    def _read_once(
-        self, opened: OpenFile, file: Path, offset: int, target: memoryview, what: str
-    ) -> None:
-        try:
-            self._read_range(opened, file, offset, target)
-        except EndOfFile as end:
-            raise TransferError(
-                f"{file}: ends at byte {os.fstat(opened.buffered).st_size}, where {what} needs "
-                f"{offset} to {offset + len(target)}; it was truncated: fetch it again",
-                fault=Fault.TRUNCATED,
-            ) from end
-
-    def _read_range(self, opened: OpenFile, file: Path, offset: int, target: memoryview) -> None:
+    def _read_once(self, opened: OpenFile, offset: int, target: memoryview) -> None:
         if opened.direct is not None and len(target) >= SMALLEST:
             try:
                 read_direct(opened.direct, offset, target)
@@ -284,16 +278,13 @@ class FileReader:
                 # Some file systems open for direct reads and refuse the reads themselves.
                 if error.errno != errno.EINVAL:
                     raise
-                self._tell(file)
-        self._read_buffered(opened.buffered, offset, target)
-
-    def _read_buffered(self, descriptor: int, offset: int, target: memoryview) -> None:
-        read_parts(descriptor, offset, [target], len(target))
+                self._tell(opened.file)
+        read_parts(opened.buffered, offset, [target], len(target))
         if self.drops_pages and hasattr(os, "posix_fadvise"):
             # Whole pages: those at the edges are read again by their neighbours, seldom.
             start = offset // BLOCK * BLOCK
             end = align(offset + len(target), BLOCK)
-            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(opened.buffered, start, end - start, os.POSIX_FADV_DONTNEED)
 
     def __enter__(self) -> Self:
         return self
