@@ -211,7 +211,10 @@ def _apply_gate_to_halves(module: Any, gate_up: Tensor) -> Tensor:
 def plan_layers(header: GgufHeader, layers: Sequence[MoeLayer]) -> list[dict[str, WeightPlan]]:
     """Return how the experts of each layer are read, by parameter."""
     return [
-        plan_experts(header, _block_number(layer.name), list_taken_parameters([layer]))
+        {
+            parameter.name: plan_experts(header, _block_number(layer.name), parameter)
+            for parameter in list_taken_parameters([layer])
+        }
         for layer in layers
     ]
 

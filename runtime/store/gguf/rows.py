@@ -5,7 +5,6 @@ tensors. Each takes the configuration and the stored tensors, in float32.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -66,10 +65,8 @@ class GgufRows(StoredTensor):
         return self.num_bytes + 4 * math.prod(self.shape)
 
 
-def plan_experts(
-    header: GgufHeader, block: int, parameters: Iterable[FusedParameter]
-) -> dict[str, WeightPlan]:
-    """Return how the experts' parameters of a layer are read, by name.
+def plan_experts(header: GgufHeader, block: int, parameter: FusedParameter) -> WeightPlan:
+    """Return how the experts' parameter of a layer is read.
 
     Args:
         block: number of the layer in the file.
@@ -77,16 +74,6 @@ def plan_experts(
     Raises:
         CheckpointError: a tensor is missing, or of another shape than the metadata say.
     """
-    return {
-        parameter.name: WeightPlan(
-            parameter,
-            {one.name: [GgufRows.of(one)] for one in _find_tensors(header, block, parameter)},
-        )
-        for parameter in parameters
-    }
-
-
-def _find_tensors(header: GgufHeader, block: int, parameter: FusedParameter) -> list[GgufTensor]:
     kind = "bias" if parameter.name.endswith(BIAS) else "weight"
     known = read_translation().experts
     for names in known.get(parameter.name.removesuffix(BIAS), ()):
@@ -101,7 +88,7 @@ def _find_tensors(header: GgufHeader, block: int, parameter: FusedParameter) -> 
                     f"{header.file}: {tensor.name} is {tensor.shape}; by the metadata, "
                     f"{parameter.name} of a layer is {parameter.shape}"
                 )
-        return found
+        return WeightPlan(parameter, {one.name: [GgufRows.of(one)] for one in found})
     raise CheckpointError(
         f"{header.file}: no tensors for {parameter.name} of layer {block} "
         f"(blk.{block}.*_exps.{kind})"
