@@ -218,12 +218,6 @@ class WeightPlan:
                         f"{parameter.target}: {other.key} is {other.dtype}, {extents[0].key} is "
                         f"{extents[0].dtype}; of a layer all experts are quantised or none"
                     )
-        stored = sum(math.prod(extent.shape) for extent in self.extents(0))
-        if self.is_plain and stored != math.prod(parameter.shape[1:]):
-            raise CheckpointError(
-                f"{parameter.target}: an expert has {math.prod(parameter.shape[1:]):,} numbers by "
-                f"the configuration, {stored:,} in the checkpoint; they are not of one model"
-            )
         shapes = [extent.shape for extent in self.extents(0)]
         joined = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()
         if self.is_plain and (len({s[1:] for s in shapes}), joined) != (1, parameter.shape[1:]):
