@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -60,22 +59,8 @@ def reading_prompt_logits(
         yield {} if head is None else {"logits_to_keep": 0}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptLogprobs:
-    logprobs: list[TokenLogprob]
-
-
-@dataclass(frozen=True)
-class ChoiceFinished:
-    reason: FinishReason
-
-
-@dataclass(frozen=True)
-class ChoiceFailed:
-    error: RequestError
-
-
-ChoiceEvent = TokenDelta | PromptLogprobs | ChoiceFinished | ChoiceFailed
+ChoiceEvent = TokenDelta | list[TokenLogprob] | FinishReason | RequestError
+"""A token, the log-probabilities of the prompt's tokens, or the end: its reason, or an error."""
 
 
 class CompletionChoice(Answer):
@@ -205,7 +190,7 @@ class CompletionChoice(Answer):
 
     def _score_prompt(self, logits_TV: Tensor) -> None:
         entries = prompt_logprobs(logits_TV, self.prompt, self.sampling.num_logprobs or 0)
-        self._pending_events.append(PromptLogprobs(logprobs=entries))
+        self._pending_events.append(entries)
 
     # ---- in the engine thread, between two steps
 
@@ -217,19 +202,18 @@ class CompletionChoice(Answer):
 
     def complete(self) -> None:
         """End the answer after its sequence task has returned."""
-        reason = self.end()
-        self._end(reason, ChoiceFinished(reason))
+        self._end(self.end())
 
     def abort(self) -> None:
         """End the answer after its cancellation."""
-        self._end(FinishReason.ABORT, ChoiceFinished(FinishReason.ABORT))
+        self._end(FinishReason.ABORT)
 
     def fail(self, error: RequestError) -> None:
         """End the answer in an error; events before it are still delivered."""
         self.error_code = error.code or error.kind
-        self._end(FinishReason.ERROR, ChoiceFailed(error))
+        self._end(FinishReason.ERROR, error)
 
-    def _end(self, reason: FinishReason, event: ChoiceEvent) -> None:
+    def _end(self, reason: FinishReason, error: RequestError | None = None) -> None:
         self.finish_reason, self.ended_at = reason, time.monotonic()
-        self._pending_events.append(event)
+        self._pending_events.append(reason if error is None else error)
         self.flush()

@@ -15,13 +15,7 @@ from transformers.utils.chat_parsing import ResponseParser
 
 from runtime.generation.sampling import TokenLogprob
 from runtime.serving.answers.answer_formats import CONTENT, REASONING_FIELDS, TOOL_CALLS, UNMARKED
-from runtime.serving.choice import (
-    ChoiceEvent,
-    ChoiceFinished,
-    FinishReason,
-    PromptLogprobs,
-    TokenDelta,
-)
+from runtime.serving.choice import ChoiceEvent, FinishReason, TokenDelta
 
 CONTENTS = (CONTENT, UNMARKED)
 ID_CHARACTERS = string.ascii_letters + string.digits
@@ -220,24 +214,22 @@ class AnswerReader:
             if isinstance(event, TokenDelta):
                 if event.logprob is not None:
                     self._held.append(event)
-                self._add(output, self._parse(event.text))
-            elif isinstance(event, PromptLogprobs):
-                output.prompt_logprobs = event.logprobs
-            elif isinstance(event, ChoiceFinished):
+                start = self._num_characters
+                self._num_characters += len(event.text)
                 if self._parser is not None:
-                    self._add(output, self._parser.end())
-                is_call = self._num_calls and event.reason is FinishReason.STOP
-                output.finish_reason = FinishReason.TOOL_CALLS if is_call else event.reason
+                    self._add_pieces(output, self._parser.push(event.text))
+                elif event.text:
+                    self._add_content(output, event.text, start)
+            elif isinstance(event, list):
+                output.prompt_logprobs = event
+            elif isinstance(event, FinishReason):
+                if self._parser is not None:
+                    self._add_pieces(output, self._parser.end())
+                is_call = self._num_calls and event is FinishReason.STOP
+                output.finish_reason = FinishReason.TOOL_CALLS if is_call else event
         return output
 
-    def _parse(self, text: str) -> list[AnswerPiece]:
-        start = self._num_characters
-        self._num_characters += len(text)
-        if self._parser is not None:
-            return self._parser.push(text)
-        return [AnswerPiece(text, start)] if text else []
-
-    def _add(self, output: OutputDelta, pieces: list[AnswerPiece]) -> None:
+    def _add_pieces(self, output: OutputDelta, pieces: list[AnswerPiece]) -> None:
         for piece in pieces:
             if piece.call is not None:
                 if self._max_calls is None or self._num_calls < self._max_calls:
@@ -246,15 +238,13 @@ class AnswerReader:
             elif piece.is_reasoning:
                 output.reasoning += piece.text
             else:
-                output.text += piece.text
-                output.tokens += self._take_tokens(piece.start, piece.start + len(piece.text))
+                self._add_content(output, piece.text, piece.start)
 
-    def _take_tokens(self, start: int, end: int) -> list[TokenDelta]:
-        """The tokens of a piece of content; those of what was left out before it are dropped."""
-        tokens = []
-        while self._held and self._held[0].offset < end:
+    def _add_content(self, output: OutputDelta, text: str, start: int) -> None:
+        """Add content and its tokens; those of what was left out before it are dropped."""
+        output.text += text
+        while self._held and self._held[0].offset < start + len(text):
             token = self._held.popleft()
             next_offset = self._held[0].offset if self._held else self._num_characters
             if max(next_offset, token.offset + 1) > start:
-                tokens.append(token)
-        return tokens
+                output.tokens.append(token)

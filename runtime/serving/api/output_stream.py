@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 
+from runtime.generation.answer import FinishReason
 from runtime.serving.api.generation_requests import GenerationRequest
-from runtime.serving.choice import ChoiceEvent, ChoiceFailed, ChoiceFinished, CompletionChoice
+from runtime.serving.choice import ChoiceEvent, CompletionChoice
+from runtime.serving.errors import RequestError
 from runtime.serving.service import GenerationService
 
 
@@ -83,13 +85,13 @@ class OutputStream:
             if item is None:
                 raise ClientDisconnected
             for event in item[1]:
-                if isinstance(event, ChoiceFailed):
+                if isinstance(event, RequestError):
                     try:
-                        raise event.error
+                        raise event
                     finally:
                         # The error's traceback keeps this frame, which would keep the error.
                         del event, item
-            num_open -= any(isinstance(event, ChoiceFinished) for event in item[1])
+            num_open -= any(isinstance(event, FinishReason) for event in item[1])
             yield item
 
     def cancel(self) -> None:

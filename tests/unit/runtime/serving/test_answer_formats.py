@@ -11,7 +11,7 @@ import pytest
 from runtime.generation.sampling import TokenLogprob
 from runtime.serving.answers.answer_formats import AnswerFormat, find_answer_format
 from runtime.serving.answers.answer_parser import AnswerParser, AnswerReader, OutputDelta
-from runtime.serving.choice import ChoiceEvent, ChoiceFinished, FinishReason, TokenDelta
+from runtime.serving.choice import ChoiceEvent, FinishReason, TokenDelta
 
 WEATHER = {"city": "Paris", "days": 3}
 TIME = {"zone": "Europe/Rome"}
@@ -184,7 +184,7 @@ def read(
         TokenDelta(text=text[i : i + size], token=i, offset=i, logprob=TokenLogprob(i, -1.0))
         for i in range(0, len(text), size)
     ]
-    deltas = [reader.read([event]) for event in [*events, ChoiceFinished(reason)]]
+    deltas = [reader.read([event]) for event in [*events, reason]]
     whole = OutputDelta(
         text="".join(delta.text for delta in deltas),
         reasoning="".join(delta.reasoning for delta in deltas),

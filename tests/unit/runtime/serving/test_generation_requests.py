@@ -16,7 +16,7 @@ from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize
 from runtime.serving.api.generation_requests import parse_chat, parse_completion, tokenize_body
 from runtime.serving.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
-from runtime.serving.choice import ChoiceFinished, CompletionChoice, FinishReason
+from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import ContextTooLong, RequestError
 from runtime.serving.served_model import KVCacheBudget
@@ -236,4 +236,4 @@ def test_stop_string__in_bytes_that_are_still_held_ends_the_answer_at_once() -> 
     assert [choice.on_token(token) for token in tokens] == [False] * 4 + [True]
     choice.complete()
     assert "".join(event.text for event in events[:-1]) == "a"
-    assert events[-1] == ChoiceFinished(FinishReason.STOP)
+    assert events[-1] is FinishReason.STOP
