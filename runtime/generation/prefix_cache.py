@@ -13,7 +13,7 @@ copied.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,7 +35,7 @@ from transformers.cache_utils import (
 
 from runtime.engine.auto_budget import measure_free_memory
 from runtime.hf.forward_pass import find_generating_parts
-from runtime.hf.kv import count_layer_bytes
+from runtime.hf.kv import KVCacheBudget, count_layer_bytes
 from runtime.hf.sharing import ROPE_BY_LENGTH
 from runtime.hf.tokens import rope_parameters
 
@@ -246,14 +246,21 @@ class PrefixCache:
     """The KV caches of the last texts, within a limit. Not thread-safe.
 
     Args:
+        budget: memory for them and for running texts; None: any.
         shares_memory: they take at most half of the memory that is free without them, too.
         max_texts: most texts that are kept.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, shares_memory: bool = False, max_texts: int = MAX_TEXTS
+        self,
+        model: PreTrainedModel,
+        *,
+        budget: KVCacheBudget | None = None,
+        shares_memory: bool = False,
+        max_texts: int = MAX_TEXTS,
     ):
         self._model = model
+        self._budget = budget
         self._longest_prompt = find_longest_prompt(model)
         self._shares_memory = shares_memory
         self._max_texts = max_texts
@@ -275,13 +282,13 @@ class PrefixCache:
     def _running_bytes(self) -> int:
         return sum(running.num_bytes for running in self._running)
 
-    def begin(self, prompt: Sequence[int], *, limit_bytes: int | None = None) -> RunningText | None:
+    def begin(self, prompt: Sequence[int], *, running: Iterable[int] = ()) -> RunningText | None:
         """Return a KV cache that holds as much of a prompt as is kept; `end` takes it back.
 
         None for a prompt whose keys depend on its length: Transformers' own cache is used.
 
         Args:
-            limit_bytes: `limit` from now on; None: as before.
+            running: lengths of all running texts, which kept ones leave room for.
         """
         is_known = self._longest_prompt is None or len(prompt) <= self._longest_prompt
         best, num_reused = None, 0
@@ -293,16 +300,15 @@ class PrefixCache:
         if best is not None:
             self._texts.remove(best)
             self._texts.append(best)
-        if limit_bytes is not None:
-            self.limit(limit_bytes)
+        self.make_room_for(running)
         if not is_known:
             return None
         cache = make_cache(self._model)
         if best is not None:
             cache.layers = best.resume(num_reused)
-        running = RunningText(cache, num_reused, self._make_room)
-        self._running.append(running)
-        return running
+        begun = RunningText(cache, num_reused, self._make_room)
+        self._running.append(begun)
+        return begun
 
     def end(self, running: RunningText, *, is_intact: bool = True) -> None:
         """Keep a text that has ended, in place of kept ones that are its beginning.
@@ -322,6 +328,11 @@ class PrefixCache:
         if self._make_room(text.num_bytes):
             self._texts.append(text)
             del self._texts[: -self._max_texts]
+
+    def make_room_for(self, running: Iterable[int]) -> None:
+        """Keep at most what running texts of these lengths leave of the budget."""
+        if self._budget is not None:
+            self.limit(self._budget.count_left(running))
 
     def limit(self, num_bytes: int | None) -> None:
         """Keep so many bytes at most from now on; None: any number."""

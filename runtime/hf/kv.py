@@ -1,4 +1,4 @@
-"""Size of a model's KV cache: measured, because architectures differ, or estimated beforehand."""
+"""Size of a model's KV cache, measured as architectures differ, or estimated, and its budget."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from runtime.errors import BudgetError
 
 PROMPT_TOKENS = 4
 STEPS = 2
@@ -38,6 +40,51 @@ class CacheSize:
         per_token = max(0, after - before) // num_steps // num_rows
         # Of a window that is full already nothing grows: then all of it is fixed.
         return cls(per_token, max(0, after // num_rows - per_token * num_tokens))
+
+
+@dataclass(frozen=True)
+class KVCacheBudget:
+    """Memory for the KV caches of all running answers.
+
+    An answer starts when its prompt and all tokens that it may generate fit, so that no running
+    one ever has to be preempted.
+
+    Raises:
+        BudgetError: the cache's size cannot be measured, or two tokens do not fit.
+    """
+
+    size: CacheSize
+    budget_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.size.of(1) == 0:
+            raise BudgetError(
+                "kv_budget: the size of this model's KV cache cannot be measured; leave it out"
+            )
+        if self.max_length is not None and self.max_length < 2:
+            raise BudgetError(
+                f"kv_budget={self.budget_bytes}: the KV cache of two tokens takes "
+                f"{self.size.of(2)} bytes; raise it, or leave it out"
+            )
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens of prompt and answer that fit alone; None: any number."""
+        if self.size.bytes_per_token == 0:
+            return None
+        return (self.budget_bytes - self.size.bytes_fixed) // self.size.bytes_per_token
+
+    def bytes_of(self, lengths: Iterable[int]) -> int:
+        """Bytes of the KV caches of sequences with these lengths."""
+        return sum(map(self.size.of, lengths))
+
+    def count_left(self, lengths: Iterable[int]) -> int:
+        """Bytes that the KV caches of sequences with these lengths leave."""
+        return self.budget_bytes - self.bytes_of(lengths)
+
+    def fits(self, lengths: Iterable[int]) -> bool:
+        """Whether the KV caches of all these sequences fit at once."""
+        return self.count_left(lengths) >= 0
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runtime.config import BUILTIN
 from runtime.engine.loading import KVReserve, load_served
-from runtime.errors import BudgetError
 from runtime.generation.chat_template import (
     EndOfTurn,
     end_of_turn,
@@ -24,7 +23,7 @@ from runtime.generation.constraint import GrammarVocabulary
 from runtime.generation.drafting import drafting_options, load_draft_model
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.prefix_cache import PrefixCache, find_prefix_obstacle
-from runtime.hf.kv import CacheSize, estimate_cache_bytes, measure_cache_size
+from runtime.hf.kv import CacheSize, KVCacheBudget, estimate_cache_bytes, measure_cache_size
 from runtime.hf.tokens import context_length, eos_token_ids, max_token_bytes
 from runtime.policy.budget import parse_size
 from runtime.serving.answers.answer_formats import AnswerFormat, find_answer_format
@@ -36,47 +35,6 @@ log = logging.getLogger(__name__)
 
 RECOMMENDED_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Options whose default a model's generation_config.json may set."""
-
-
-@dataclass(frozen=True)
-class KVCacheBudget:
-    """Memory for the KV caches of all running answers.
-
-    An answer starts when its prompt and all tokens that it may generate fit, so that no running
-    one ever has to be preempted.
-
-    Raises:
-        BudgetError: the cache's size cannot be measured, or two tokens do not fit.
-    """
-
-    size: CacheSize
-    budget_bytes: int
-
-    def __post_init__(self) -> None:
-        if self.size.of(1) == 0:
-            raise BudgetError(
-                "kv_budget: the size of this model's KV cache cannot be measured; leave it out"
-            )
-        if self.max_length is not None and self.max_length < 2:
-            raise BudgetError(
-                f"kv_budget={self.budget_bytes}: the KV cache of two tokens takes "
-                f"{self.size.of(2)} bytes; raise it, or leave it out"
-            )
-
-    @property
-    def max_length(self) -> int | None:
-        """Most tokens of prompt and answer that fit alone; None: any number."""
-        if self.size.bytes_per_token == 0:
-            return None
-        return (self.budget_bytes - self.size.bytes_fixed) // self.size.bytes_per_token
-
-    def bytes_of(self, lengths: Iterable[int]) -> int:
-        """Bytes of the KV caches of sequences with these lengths."""
-        return sum(map(self.size.of, lengths))
-
-    def fits(self, lengths: Iterable[int]) -> bool:
-        """Whether the KV caches of all these sequences fit at once."""
-        return self.bytes_of(lengths) <= self.budget_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,19 +145,6 @@ def make_thread_safe(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerB
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptTexts:
-    """KV caches of ended answers, in the memory that running ones leave."""
-
-    caches: PrefixCache
-    budget: KVCacheBudget
-    """Memory for both."""
-
-    def count_left(self, running: Iterable[int]) -> int:
-        """Bytes that running answers of these lengths leave."""
-        return self.budget.budget_bytes - self.budget.bytes_of(running)
-
-
-@dataclass(frozen=True, kw_only=True)
 class LoadedModel:
     """The engine thread's model, with the group that steps its sequences in lockstep."""
 
@@ -208,13 +153,14 @@ class LoadedModel:
     info: ModelInfo
     drafting: Mapping[str, Any] = field(default_factory=dict)
     """Options of `generate` by which drafted tokens are verified."""
-    kept: KeptTexts | None = None
-    """None: each prompt is computed whole."""
+    kept: PrefixCache | None = None
+    """KV caches of ended answers, in the memory that running ones leave; None: each prompt is
+    computed whole."""
 
 
 def open_kept_texts(
     model: PreTrainedModel, reserve: KVReserve, budget: KVCacheBudget | None
-) -> KeptTexts | None:
+) -> PrefixCache | None:
     """Keep texts within `kv_budget`, or in what `budget=auto` leaves to running answers.
 
     None for models whose KV caches cannot be gone on with; the log says why.
@@ -226,7 +172,7 @@ def open_kept_texts(
     if budget is None:
         size = CacheSize(estimate_cache_bytes(model.config, 1, model.dtype), 0)
         budget = KVCacheBudget(size, reserve.count_bytes(model.config, model.dtype))
-    return KeptTexts(caches=PrefixCache(model, shares_memory=shares_memory), budget=budget)
+    return PrefixCache(model, budget=budget, shares_memory=shares_memory)
 
 
 def load_model(config: ServeConfig) -> LoadedModel:

@@ -329,20 +329,19 @@ class GenerationService:
         """Find what is kept of a choice's prompt; other kept texts yield to its KV cache."""
         assert self.loaded is not None
         if (kept := self.loaded.kept) is not None:
-            left = kept.count_left(running.max_cached_tokens for running in self._running)
+            running = [one.max_cached_tokens for one in self._running]
             if choice.can_reuse_prefix:
-                choice.begin_text(kept.caches.begin(choice.prompt, limit_bytes=left))
+                choice.begin_text(kept.begin(choice.prompt, running=running))
             else:
-                kept.caches.limit(left)
+                kept.make_room_for(running)
 
     def _remove(self, choice: CompletionChoice) -> None:
         assert self.loaded is not None
         if (kept := self.loaded.kept) is not None:
-            others = (one.max_cached_tokens for one in self._running if one is not choice)
-            kept.caches.limit(kept.count_left(others))
+            kept.make_room_for(one.max_cached_tokens for one in self._running if one is not choice)
             if (text := choice.take_text()) is not None:
                 is_intact = choice.finish_reason is not FinishReason.ERROR
-                kept.caches.end(text, is_intact=is_intact)
+                kept.end(text, is_intact=is_intact)
         with self._condition:
             del self._running[choice]
         self._notify("on_ended", choice)

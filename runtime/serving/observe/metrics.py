@@ -109,7 +109,7 @@ class ServerMetrics(ServiceObserver):
     @property
     def num_kept_bytes(self) -> int:
         kept = None if self.loaded is None else self.loaded.kept
-        return 0 if kept is None else kept.caches.num_bytes
+        return 0 if kept is None else kept.num_bytes
 
     def _kv_cache_usage(self) -> float:
         """NaN, Prometheus' "no value", for models without a longest sequence."""

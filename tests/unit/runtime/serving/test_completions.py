@@ -231,7 +231,7 @@ def test_echo_with_logprobs__reads_the_prompt_once(server, monkeypatch):
     def count(_module: Any, _inputs: Any, options: dict[str, Any]) -> None:
         lengths.append(options["input_ids"].shape[1])
 
-    server.service.loaded.kept.caches.forget()  # with echo, nothing of a prompt is reused
+    server.service.loaded.kept.forget()  # with echo, nothing of a prompt is reused
     body = {"prompt": PROMPTS, "max_tokens": 5, "temperature": 0, "logprobs": 2}
     plain = raw(server, "/v1/completions", **body)
     hook = model.register_forward_pre_hook(count, with_kwargs=True)

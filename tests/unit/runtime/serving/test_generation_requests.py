@@ -13,13 +13,12 @@ from runtime.errors import BudgetError, CheckpointError
 from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn
 from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.sampling import SamplingParams
-from runtime.hf.kv import CacheSize
+from runtime.hf.kv import CacheSize, KVCacheBudget
 from runtime.serving.api.generation_requests import parse_chat, parse_completion, tokenize_body
 from runtime.serving.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import ContextTooLong, RequestError
-from runtime.serving.served_model import KVCacheBudget
 from tests.builders.plain_answers import TOKENIZER
 from tests.builders.plain_answers import model_info as info
 from tests.builders.serving import tiny

@@ -15,12 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from runtime.engine.monitor import EngineMonitor
 from runtime.errors import Fault, TransferError
 from runtime.generation.sampling import SamplingParams
-from runtime.hf.kv import CacheSize
+from runtime.hf.kv import CacheSize, KVCacheBudget
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import QueueFull
 from runtime.serving.observe.metric_definitions import DEFINITIONS
 from runtime.serving.observe.metrics import ServerMetrics
-from runtime.serving.served_model import KVCacheBudget
 from runtime.serving.service import ServiceObserver
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import read_in_python, serve, settle

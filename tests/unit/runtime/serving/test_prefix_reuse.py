@@ -60,7 +60,7 @@ def test_conversation__computes_each_turn_once(folder, plain, exact):
             assert answer["usage"]["prompt_tokens"] == len(turns.tokens)
             assert answer["choices"][0]["text"] == text_of(turns.answer())
         assert server.service.wait_idle(60)
-        assert server.service.loaded.kept.caches.num_texts == 1
+        assert server.service.loaded.kept.num_texts == 1
         # What needs the logits of all tokens computes all of them.
         echoed = complete(server, turns.tokens, echo=True, logprobs=1)
         assert count_cached(echoed) == 0
@@ -110,8 +110,8 @@ def test_kv_budget__holds_running_and_kept_texts(folder: Path, num_clients: int)
         held: list[int] = []
 
         def count(choices: Sequence[CompletionChoice]) -> None:
-            running = loaded.kept.budget.bytes_of(one.max_cached_tokens for one in choices)
-            held.append(loaded.kept.caches.num_bytes + running)
+            running = loaded.info.kv_budget.bytes_of(one.max_cached_tokens for one in choices)
+            held.append(loaded.kept.num_bytes + running)
 
         server.steps.after_step = count
         prompts = [[200 + number, *PROMPT] for number in range(4)]
@@ -120,12 +120,12 @@ def test_kv_budget__holds_running_and_kept_texts(folder: Path, num_clients: int)
                 list(pool.map(lambda prompt: complete(server, prompt), prompts))
         assert server.service.wait_idle(60)
         assert 0 < max(held) <= 16 * 1024
-        assert loaded.kept.caches.num_texts == 2
-        assert loaded.kept.caches.num_bytes == 2 * (len(PROMPT) + 6) * size
+        assert loaded.kept.num_texts == 2
+        assert loaded.kept.num_bytes == 2 * (len(PROMPT) + 6) * size
         # The longest answer leaves no room, and what is kept did not make it wait.
         complete(server, PROMPT[:5], max_tokens=123)
         assert server.service.wait_idle(60)
-        assert loaded.kept.caches.num_texts == 1
+        assert loaded.kept.num_texts == 1
         assert count_cached(complete(server, prompts[-1])) == 0
 
 
@@ -148,6 +148,6 @@ def test_metrics_and_status__count_reused_tokens(folder: Path) -> None:
         status, metrics = made[0].status(), made[0].metrics
         assert status["tokens"]["prompt"] == 2 * len(PROMPT) + 3
         assert status["tokens"]["reused"] == len(PROMPT)
-        assert status["memory"]["kept_kv_bytes"] == server.service.loaded.kept.caches.num_bytes > 0
+        assert status["memory"]["kept_kv_bytes"] == server.service.loaded.kept.num_bytes > 0
         assert of(metrics, "vllm:prefix_cache_queries_total") == 2 * len(PROMPT) + 3
         assert of(metrics, "vllm:prefix_cache_hits_total") == len(PROMPT)
