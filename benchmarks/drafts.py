@@ -28,7 +28,7 @@ from benchmarks.reports import describe_machine, print_line, write_report
 from runtime.engine.memory import freeze_objects
 from runtime.generation.drafting import Draft, DraftPace, decode_with, look_up
 from runtime.generation.loading import load
-from runtime.generation.sampling import TokenListener
+from runtime.generation.sampling import listen_to_tokens
 from runtime.hf.tokens import load_tokenizer
 
 RIGHT_DRAFTS = (1, 2, 4, 8)
@@ -123,7 +123,7 @@ def answer(
         eos_token_id=model.config.get_text_config().vocab_size,
         pad_token_id=0,
         do_sample=False,
-        stopping_criteria=StoppingCriteriaList([TokenListener(on_token)]),
+        stopping_criteria=StoppingCriteriaList([listen_to_tokens(on_token)]),
         **drafting,
     )
     drafted, accepted = (0, 0) if pace is None else (pace.num_drafted, pace.num_accepted)

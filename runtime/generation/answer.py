@@ -12,17 +12,13 @@ from enum import StrEnum
 from typing import Any
 
 import torch
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from runtime.generation.constraint import Constraint
 from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
 from runtime.generation.prefix_cache import RunningText
-from runtime.generation.sampling import LogprobRecorder, TokenListener, TokenLogprob
+from runtime.generation.sampling import LogprobRecorder, TokenLogprob, listen_to_tokens
 
 
 class FinishReason(StrEnum):
@@ -101,7 +97,7 @@ class Answer:
             cached: the KV cache to go on with; None: a new one.
             options: of the model's `generate`.
         """
-        listeners: list[StoppingCriteria] = [TokenListener(self.on_token)]
+        listeners: list[Callable[..., Tensor]] = [listen_to_tokens(self.on_token)]
         if cached is not None:
             options["past_key_values"] = cached.cache
             listeners.append(cached)

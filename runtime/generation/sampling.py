@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
-    StoppingCriteria,
 )
 
 from runtime.generation.constraint import CompiledGrammar, Constraint, GrammarMask
@@ -127,7 +126,7 @@ def make_logits_processors(
         ends = sampling.stop_token_ids
         processors.append(GrammarMask(constraint, end_ids=ends, num_prompt=num_prompt))
     if not sampling.is_greedy:
-        processors.append(FiniteScores())
+        processors.append(keep_finite)
     return processors
 
 
@@ -168,35 +167,34 @@ class CountPenalty(LogitsProcessor):
         return scores
 
 
-class FiniteScores(LogitsProcessor):
-    """Leaves the best token alone where nothing can be drawn: the scores have NaN or infinity.
+def keep_finite(_input_ids: Tensor, scores: Tensor) -> Tensor:
+    """Leave the best token alone where nothing can be drawn: the scores have NaN or infinity.
 
     Damaged weights and extreme penalties give such scores; `torch.multinomial` refuses them.
     """
-
-    def __call__(self, _input_ids: Tensor, scores: Tensor) -> Tensor:
-        if torch.isfinite(scores.max()):  # NaN, too, is the maximum
-            return scores
-        best = scores.nan_to_num(nan=float("-inf")).argmax(dim=-1, keepdim=True)
-        return torch.full_like(scores, float("-inf")).scatter_(1, best, 0.0)
+    if torch.isfinite(scores.max()):  # NaN, too, is the maximum
+        return scores
+    best = scores.nan_to_num(nan=float("-inf")).argmax(dim=-1, keepdim=True)
+    return torch.full_like(scores, float("-inf")).scatter_(1, best, 0.0)
 
 
-class TokenListener(StoppingCriteria):
-    """Calls `on_token` with each token as soon as `generate` has drawn it; True ends the answer.
+def listen_to_tokens(on_token: Callable[[int], bool]) -> Callable[..., Tensor]:
+    """Return a stopping criterion that calls `on_token` with each token; True ends the answer.
 
-    The first step draws one token; later ones several where drafted tokens were accepted.
+    `generate` asks it after each step. The first one draws one token; later ones several where
+    drafted tokens were accepted.
     """
+    num_seen: int | None = None
 
-    def __init__(self, on_token: Callable[[int], bool]):
-        self._on_token = on_token
-        self._num_seen: int | None = None
-
-    def __call__(self, input_ids: Tensor, _scores: Any, **_kwargs: Any) -> Tensor:
+    def listen(input_ids: Tensor, _scores: Any, **_kwargs: Any) -> Tensor:
+        nonlocal num_seen
         num_tokens = input_ids.shape[1]
-        first = num_tokens - 1 if self._num_seen is None else self._num_seen
-        self._num_seen = num_tokens
-        is_last = any(self._on_token(token) for token in input_ids[0, first:].tolist())
+        first = num_tokens - 1 if num_seen is None else num_seen
+        num_seen = num_tokens
+        is_last = any(on_token(token) for token in input_ids[0, first:].tolist())
         return torch.tensor([is_last], device=input_ids.device)
+
+    return listen
 
 
 def drawing_options(temperature: float, **more: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from runtime.generation.drafting import (
     look_up,
 )
 from runtime.generation.lockstep.group import LockstepGroup
-from runtime.generation.sampling import TokenListener
+from runtime.generation.sampling import listen_to_tokens
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -96,7 +96,7 @@ def hear(tokens: list[int], most: int = 0) -> StoppingCriteriaList:
         tokens.append(token)
         return len(tokens) == most
 
-    return StoppingCriteriaList([TokenListener(on_token)])
+    return StoppingCriteriaList([listen_to_tokens(on_token)])
 
 
 def answer(
@@ -152,7 +152,7 @@ def test_drafts__failed_generation_leaves_the_model_as_it_was(model: PreTrainedM
     def fail(token: int) -> bool:
         raise RuntimeError(f"no {token}")
 
-    listening = StoppingCriteriaList([TokenListener(fail)])
+    listening = StoppingCriteriaList([listen_to_tokens(fail)])
     with pytest.raises(RuntimeError, match="no "):
         answer(model, EagerPace(), do_sample=False, stopping_criteria=listening)
     assert "_get_candidate_generator" not in vars(model)
