@@ -201,12 +201,27 @@ def describe_accelerator(device: torch.device) -> dict[str, Any]:
     return {"name": properties.name, "memory_bytes": properties.total_memory}
 
 
-def read_random_state(device: torch.device) -> Tensor:
-    return torch.get_device_module(device).get_rng_state(device)
+RandomStates = dict[torch.device, Tensor]
 
 
-def write_random_state(device: torch.device, state: Tensor) -> None:
-    torch.get_device_module(device).set_rng_state(state, device)
+def seed_random(seed: int, device: torch.device) -> RandomStates:
+    """Return what `torch.manual_seed(seed)` makes of the states of the CPU and of a device."""
+    devices = dict.fromkeys((torch.device("cpu"), device))
+    return {one: torch.Generator(one).manual_seed(seed).get_state() for one in devices}
+
+
+def change_random(states: RandomStates) -> RandomStates:
+    """Put random states in force; returns those before, of the same devices."""
+    before = {}
+    for device, state in states.items():
+        if device.type == "cpu":
+            before[device] = torch.get_rng_state()
+            torch.set_rng_state(state)
+        else:
+            module = torch.get_device_module(device)
+            before[device] = module.get_rng_state(device)
+            module.set_rng_state(state, device)
+    return before
 
 
 def find_numa_node(device: torch.device, pci: Path) -> int | None:

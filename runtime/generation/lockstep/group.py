@@ -13,10 +13,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from predictors.base import Ints
+from runtime.accelerator import seed_random
 from runtime.errors import GroupError
 from runtime.generation.lockstep.scheduler import LockstepScheduler
 from runtime.generation.lockstep.sequence import (
-    SeededRandom,
     SequenceTask,
     SyncPoint,
     Yield,
@@ -42,7 +42,7 @@ class BlockTask(SequenceTask):
     def __init__(self, model: "BlockForward", members: Sequence[SequenceTask]):
         steps = [read_pending_step(member) for member in members]
         run = partial(compute_block, model.forward, steps, model.heights)
-        super().__init__(run, random=None)
+        super().__init__(run, random={})
         self.members = members
         self.num_rows = len(members)
         self._tokens_T = to_ints(torch.cat([step.token_11 for step in steps])).ravel()
@@ -151,9 +151,8 @@ class LockstepGroup:
         """
         if self._is_closed:
             raise GroupError("this lockstep group is closed; open a new one")
-        sequence = SequenceTask(
-            run, random=None if seed is None else SeededRandom(seed, self._device)
-        )
+        random = {} if seed is None else seed_random(seed, self._device)
+        sequence = SequenceTask(run, random=random)
         self._sequences.append(sequence)
         return sequence
 

@@ -2,16 +2,14 @@
 
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-import torch
 from greenlet import GreenletExit, greenlet
 
 from predictors.base import Floats, Ints
-from runtime.accelerator import is_accelerator, read_random_state, write_random_state
+from runtime.accelerator import RandomStates, change_random
 from runtime.hf.decode_step import change_settings, read_settings
 from runtime.hf.probes import RequestTracker
 from runtime.hf.row_block import DecodeStep
@@ -59,33 +57,6 @@ class CapturedSignals:
     logits_TE: Floats | None = None
 
 
-class SeededRandom:
-    """A private random state that starts at `torch.manual_seed(seed)`.
-
-    Within the context torch draws from this state; outside of it the state does not advance.
-    """
-
-    def __init__(self, seed: int, device: torch.device):
-        self._device = device
-        self._states = [torch.Generator("cpu").manual_seed(seed).get_state()]
-        if is_accelerator(device):
-            self._states.append(torch.Generator(device).manual_seed(seed).get_state())
-
-    def _swap(self) -> None:
-        states = [torch.get_rng_state()]
-        torch.set_rng_state(self._states[0])
-        if is_accelerator(self._device):
-            states.append(read_random_state(self._device))
-            write_random_state(self._device, self._states[1])
-        self._states = states
-
-    def __enter__(self) -> None:
-        self._swap()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._swap()
-
-
 class SequenceCoroutine(greenlet):
     """A greenlet with a reference to its sequence."""
 
@@ -93,9 +64,13 @@ class SequenceCoroutine(greenlet):
 
 
 class SequenceTask:
-    """A generation that runs until `run` returns, raises, or is cancelled."""
+    """A generation that runs until `run` returns, raises, or is cancelled.
 
-    def __init__(self, run: Callable[[], Any], *, random: SeededRandom | None):
+    Args:
+        random: states that it draws from, and no other sequence; none: the thread's.
+    """
+
+    def __init__(self, run: Callable[[], Any], *, random: RandomStates):
         self.is_done = False
         self.result: Any = None
         """The return value of `run`."""
@@ -161,14 +136,15 @@ class SequenceTask:
 
     def _switch(self, switch: Callable[[Any], Any], value: object) -> None:
         self.pending = None
+        # Forward passes of diffusion models draw random numbers, too.
+        others = change_random(self._random)
         # The forward pass that it is in may have changed them, and another's may differ.
         usual = change_settings(self._settings)
         try:
-            # Forward passes of diffusion models draw random numbers, too.
-            with self._random or nullcontext():
-                pending = switch(value)
+            pending = switch(value)
         finally:
             self._settings = change_settings(usual)
+            self._random = change_random(others)
         if self.is_done:
             self._release()
         else:
@@ -189,8 +165,8 @@ class SequenceTask:
 
         A sequence and its coroutine form a cycle: memory is free now, not at the next collection.
         """
-        self.pending = self._run = self._coroutine = self._random = None
-        self.captured = {}
+        self.pending = self._run = self._coroutine = None
+        self.captured, self._random = {}, {}
 
 
 def current_sequence() -> SequenceTask | None:
