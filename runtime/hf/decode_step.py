@@ -27,7 +27,8 @@ only where the result is not known.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from runtime.config import DecodeKernels
-from runtime.hf.forward_pass import ForwardWrapper, find_generating_parts, find_tokens
+from runtime.hf.forward_pass import find_generating_parts, find_tokens, surround_forward
 from runtime.hf.row_block import SequenceStates, attend_by_sequence
 from runtime.store.ggml.matrix import own_threads
 
@@ -94,22 +95,21 @@ def change_settings(settings: ComputeSettings) -> ComputeSettings:
     return before
 
 
-class DecodeSettings:
-    """Computes a model's steps of one token with settings of their own; others stay as usual."""
+def apply_to_decode(model: PreTrainedModel, **own: Any) -> None:
+    """Let the model compute steps of one token with these settings; others stay as usual."""
 
-    def __init__(self, model: PreTrainedModel, **own: Any):
-        self._own = own
-        self._usual = read_settings()
-        for part in find_generating_parts(model):
-            ForwardWrapper(part, self._begin, self._end)
+    @contextmanager
+    def around(args: tuple, kwargs: dict) -> Iterator[None]:
+        usual = read_settings()
+        try:
+            if find_tokens(args, kwargs).numel() == 1:
+                change_settings(usual._replace(**own))
+            yield
+        finally:
+            change_settings(usual)
 
-    def _begin(self, args: tuple, kwargs: dict) -> None:
-        self._usual = read_settings()
-        if find_tokens(args, kwargs).numel() == 1:
-            change_settings(self._usual._replace(**self._own))
-
-    def _end(self) -> None:
-        change_settings(self._usual)
+    for part in find_generating_parts(model):
+        surround_forward(part, around)
 
 
 def choose_kernels(wanted: DecodeKernels, dtype: torch.dtype) -> DecodeKernels:
@@ -130,7 +130,7 @@ def apply_kernels(model: PreTrainedModel, wanted: DecodeKernels) -> None:
     if model.device.type != "cpu" or model.dtype not in DTYPES:
         return
     if choose_kernels(wanted, model.dtype) is DecodeKernels.OWN:
-        DecodeSettings(model, onednn=False)
+        apply_to_decode(model, onednn=False)
         attend_in_float32(model)
 
 
@@ -185,7 +185,7 @@ def apply_decode_threads(model: PreTrainedModel, wanted: int | None, *, expert_b
     if model.device.type != "cpu":
         return
     model.moecast_decode_threads = wanted or choose_decode_threads(model, expert_bytes)
-    DecodeSettings(
+    apply_to_decode(
         model, threads=model.moecast_decode_threads, own_threads=wanted or torch.get_num_threads()
     )
 

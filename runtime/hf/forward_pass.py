@@ -1,8 +1,8 @@
 """The forward passes of a model: the modules that run them, code around each, and their inputs."""
 
 import functools
-import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -55,25 +55,20 @@ class ForwardReplacement:
             self._module.forward = self._before
 
 
-class ForwardWrapper(ForwardReplacement):
-    """Calls `begin` before a module's forward pass and `end` after it, however it ends.
+def surround_forward(
+    module: nn.Module, around: Callable[[tuple, dict], AbstractContextManager]
+) -> ForwardReplacement:
+    """Run a module's forward passes within `around(args, kwargs)`.
 
     A pair of hooks would not do: PyTorch calls none after a Ctrl-C.
     """
+    forward = module.forward
 
-    def __init__(
-        self, module: nn.Module, begin: Callable[[tuple, dict], None], end: Callable[[], object]
-    ):
-        forward = module.forward
+    def surrounded(*args: Any, **kwargs: Any) -> Any:
+        with around(args, kwargs):
+            return forward(*args, **kwargs)
 
-        def around(*args: Any, **kwargs: Any) -> Any:
-            try:
-                begin(args, kwargs)
-                return forward(*args, **kwargs)
-            finally:
-                end()
-
-        super().__init__(module, around)
+    return ForwardReplacement(module, surrounded)
 
 
 def find_tokens(args: tuple, kwargs: dict[str, Any]) -> Tensor:
@@ -90,26 +85,3 @@ def find_tokens(args: tuple, kwargs: dict[str, Any]) -> Tensor:
         if (embeddings := given.get(f"{prefix}inputs_embeds")) is not None:
             return torch.full(embeddings.shape[:2], NO_TOKEN, dtype=torch.int64)
     raise CheckpointError("moecast serves models that are given input_ids or inputs_embeds")
-
-
-class CacheHistory:
-    """Distinguishes steps that continue requests from steps that begin new ones."""
-
-    def __init__(self) -> None:
-        self._seen: weakref.ref | None = None
-        """The cache of the step before, where caches do not count their tokens."""
-
-    def continues(self, cache: Any) -> bool:
-        """Return whether the step's cache holds tokens.
-
-        Caches of recurrent layers alone do not count tokens: such a step continues if the previous
-        step had the same cache.
-        """
-        if cache is None:
-            return False
-        try:
-            return int(cache.get_seq_length()) > 0
-        except (AttributeError, TypeError, ValueError):
-            known = self._seen is not None and self._seen() is cache
-            self._seen = weakref.ref(cache) if hasattr(cache, "__weakref__") else None
-            return known

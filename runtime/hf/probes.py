@@ -4,7 +4,10 @@ Shape suffixes: T tokens of the step (batch x sequence, padding included), D hid
 E experts, K top_k.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +19,7 @@ from predictors.base import Floats, Ints, Signal
 from predictors.networks import kernels
 from runtime.accelerator import copy_together, keep_copy
 from runtime.errors import CheckpointError
-from runtime.hf.forward_pass import CacheHistory, ForwardWrapper, find_generating_parts, find_tokens
+from runtime.hf.forward_pass import find_generating_parts, find_tokens, surround_forward
 from runtime.hf.layers import MoeLayer, find_moe_layers
 
 RMS_EPSILON = 1e-6
@@ -92,63 +95,41 @@ class RequestTracker:
     def __init__(self) -> None:
         self.first_request = 0
         self.num_requests = 0
-        self.past = CacheHistory()
-        self.is_encoded = False
+        self._cache: weakref.ref | None = None
+        """The KV cache of the step before, where caches do not count their tokens."""
+        self._is_encoded = False
         """An encoder's step has begun new requests that no decoder's step has continued yet."""
         self.part = "decoder"
         """Part of the model that ran the last forward pass."""
 
+    def begins_requests(self, num_rows: int, cache: Any, *, is_encoder: bool) -> bool:
+        """Return whether the next step, of so many rows, begins new requests."""
+        self.part = "encoder" if is_encoder else "decoder"
+        if is_encoder:
+            self._is_encoded = True
+            return True
+        # The first step begins requests even with a past, which an earlier text has left.
+        if self.has_past(cache) and self.num_requests:
+            return False
+        # Beams of an encoded request are decoder rows one after another.
+        continues = self._is_encoded and num_rows % self.num_requests == 0
+        self._is_encoded = False
+        return not continues
 
-class _StepReporter:
-    """Reports when steps begin and end, and the tokens and requests of each.
+    def has_past(self, cache: Any) -> bool:
+        """Return whether a step's KV cache holds tokens.
 
-    A decoder-only model has one part, the model. In an encoder-decoder model each part has steps,
-    because `generate` calls the encoder separately, with other tokens.
-    """
-
-    def __init__(self, model: PreTrainedModel, probes: "Probes"):
-        self._probes = probes
-        self._next_request = 0
-        encoder = model.get_encoder() if model.config.is_encoder_decoder else None
-        self.handles = [
-            ForwardWrapper(part, self._encoder if part is encoder else self._decoder, self._end)
-            for part in find_generating_parts(model)
-        ]
-
-    def _encoder(self, args: tuple, kwargs: dict) -> None:
-        tokens = find_tokens(args, kwargs)
-        self._new_requests(len(tokens))
-        self._probes.lane.is_encoded = True
-        self._probes.lane.part = "encoder"
-        self._begin(tokens)
-
-    def _decoder(self, args: tuple, kwargs: dict) -> None:
-        tokens = find_tokens(args, kwargs)
-        lane = self._probes.lane
-        # A lane's first step begins requests even with a past, which an earlier text has left.
-        has_past = lane.past.continues(kwargs.get("past_key_values"))
-        if not (has_past and lane.num_requests):
-            # Beams of an encoded request are decoder rows one after another.
-            continues = lane.is_encoded and len(tokens) % lane.num_requests == 0
-            if not continues:
-                self._new_requests(len(tokens))
-            lane.is_encoded = False
-        lane.part = "decoder"
-        self._begin(tokens)
-
-    def _new_requests(self, count: int) -> None:
-        self._probes.lane.first_request, self._probes.lane.num_requests = self._next_request, count
-        self._next_request += count
-
-    def _begin(self, tokens: Tensor) -> None:
-        num_rows, num_tokens = tokens.shape
-        rows_per_request = max(1, num_rows // max(1, self._probes.lane.num_requests))
-        rows = np.repeat(np.arange(num_rows, dtype=np.int64) // rows_per_request, num_tokens)
-        tokens_T = to_ints(tokens).ravel()
-        self._probes.listener.begin_step(tokens_T, self._probes.lane.first_request + rows)
-
-    def _end(self) -> None:
-        self._probes.listener.end_step()
+        Caches of recurrent layers alone do not count tokens: such a step has a past if the step
+        before had the same cache.
+        """
+        if cache is None:
+            return False
+        try:
+            return int(cache.get_seq_length()) > 0
+        except (AttributeError, TypeError, ValueError):
+            is_known = self._cache is not None and self._cache() is cache
+            self._cache = weakref.ref(cache) if hasattr(cache, "__weakref__") else None
+            return is_known
 
 
 class Probes:
@@ -184,7 +165,14 @@ class Probes:
         self._listens = listens or (lambda _signal, _layer: True)
         self._has_logits = Signal.LOGITS in signals
         self._has_weights = Signal.WEIGHTS in signals
-        self._handles: list[Any] = [*_StepReporter(model, self).handles]
+        self._next_request = 0
+        # A decoder-only model has one part, the model. In an encoder-decoder model each part has
+        # steps, because `generate` calls the encoder separately, with other tokens.
+        encoder = model.get_encoder() if model.config.is_encoder_decoder else None
+        self._handles: list[Any] = [
+            surround_forward(part, partial(self._step, is_encoder=part is encoder))
+            for part in find_generating_parts(model)
+        ]
         add = self._handles.append
         layers = find_moe_layers(model) if layers is None else layers
         self._num_experts = max(layer.num_experts for layer in layers)
@@ -210,6 +198,23 @@ class Probes:
         """Detaches every hook; the model is as it was."""
         while self._handles:
             self._handles.pop().remove()
+
+    @contextmanager
+    def _step(self, args: tuple, kwargs: dict, *, is_encoder: bool) -> Iterator[None]:
+        """Report the beginning and the end of a step, and its tokens and requests."""
+        try:
+            tokens, lane = find_tokens(args, kwargs), self.lane
+            num_rows, num_tokens = tokens.shape
+            cache = kwargs.get("past_key_values")
+            if lane.begins_requests(num_rows, cache, is_encoder=is_encoder):
+                lane.first_request, lane.num_requests = self._next_request, num_rows
+                self._next_request += num_rows
+            rows_per_request = max(1, num_rows // max(1, lane.num_requests))
+            rows = np.repeat(np.arange(num_rows, dtype=np.int64) // rows_per_request, num_tokens)
+            self.listener.begin_step(to_ints(tokens).ravel(), lane.first_request + rows)
+            yield
+        finally:
+            self.listener.end_step()
 
     def _layer_input(self, layer: MoeLayer):
         def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:

@@ -13,8 +13,8 @@ from predictors.baselines import TokenPredictor
 from runtime.errors import CheckpointError
 from runtime.hf import layers
 from runtime.hf.adapters.base import read_routing
-from runtime.hf.forward_pass import NO_TOKEN, CacheHistory, find_tokens
-from runtime.hf.probes import Probes
+from runtime.hf.forward_pass import NO_TOKEN, find_tokens
+from runtime.hf.probes import Probes, RequestTracker
 from tests.builders.entries import tiny_spec
 from tests.builders.listeners import ProbeLog
 from tests.builders.models import plain_eager
@@ -92,13 +92,13 @@ class Uncounted:
 
 
 def test_past__of_caches_that_count_and_of_those_that_do_not():
-    past = CacheHistory()
-    assert not past.continues(None)
+    lane = RequestTracker()
+    assert not lane.has_past(None)
     cache = DynamicCache()
-    assert not past.continues(cache)
+    assert not lane.has_past(cache)
     cache.update(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), 0)
-    assert past.continues(cache)
+    assert lane.has_past(cache)
     first, second = Uncounted(), Uncounted()
-    continued = [past.continues(one) for one in (first, first, second, first)]
+    continued = [lane.has_past(one) for one in (first, first, second, first)]
     assert continued == [False, True, False, False]
-    assert not past.continues(())
+    assert not lane.has_past(())
