@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from predictors.baselines import SkipPredictor
 from predictors.spec import RouterSamples, encode_samples, sample_positions
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.base import ExpertsAdapter, ExpertSource, LayerExperts, RouterOutput
+from runtime.hf.adapters.base import ExpertsAdapter, ExpertSource, LayerExperts
 from runtime.hf.adapters.fused import InterfaceAdapter, LoopAdapter, StackedAdapter
 from runtime.hf.adapters.members import MembersAdapter
 from runtime.hf.adapters.parallel import DenseAdapter, ParallelAdapter
@@ -64,9 +64,6 @@ class MoeLayer:
     def top_k(self) -> int | None:
         """Experts per token, where the router's own make fixes it."""
         return self.adapter.top_k(self.router)
-
-    def routing(self, output: object) -> RouterOutput:
-        return self.adapter.routing(output, self.router, self.parent)
 
 
 def find_expert_banks(model: nn.Module) -> dict[str, nn.Module]:

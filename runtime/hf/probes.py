@@ -233,7 +233,7 @@ class Probes:
 
         def hook(_module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
             try:
-                indices, logits, weights = layer.routing(output)
+                indices, logits, weights = layer.adapter.routing(output, layer.router, layer.parent)
             except CheckpointError:
                 if self._complete:
                     raise

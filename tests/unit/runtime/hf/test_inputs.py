@@ -12,7 +12,7 @@ from predictors.base import Signal
 from predictors.baselines import TokenPredictor
 from runtime.errors import CheckpointError
 from runtime.hf import layers
-from runtime.hf.adapters.base import read_routing
+from runtime.hf.adapters.base import ExpertsAdapter, read_routing
 from runtime.hf.forward_pass import NO_TOKEN, find_tokens
 from runtime.hf.probes import Probes, RequestTracker
 from tests.builders.entries import tiny_spec
@@ -46,7 +46,9 @@ def test_load__refuses_routers_that_cannot_be_observed(folder, monkeypatch, what
     if what == "no router":
         monkeypatch.setattr(layers, "_find_router", lambda *_: None)
     else:
-        monkeypatch.setattr(layers.MoeLayer, "routing", lambda _, output: read_routing(output[:1]))
+        monkeypatch.setattr(
+            ExpertsAdapter, "routing", lambda _, output, *_modules: read_routing(output[:1])
+        )
     tokens = torch.arange(1, 9).reshape(1, 8)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = plain_eager(folder).generate(tokens, **options)
