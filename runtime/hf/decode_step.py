@@ -27,8 +27,7 @@ only where the result is not known.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -97,19 +96,16 @@ def change_settings(settings: ComputeSettings) -> ComputeSettings:
 
 def apply_to_decode(model: PreTrainedModel, **own: Any) -> None:
     """Let the model compute steps of one token with these settings; others stay as usual."""
+    usual = read_settings()
 
-    @contextmanager
-    def around(args: tuple, kwargs: dict) -> Iterator[None]:
+    def begin(args: tuple, kwargs: dict) -> None:
+        nonlocal usual
         usual = read_settings()
-        try:
-            if find_tokens(args, kwargs).numel() == 1:
-                change_settings(usual._replace(**own))
-            yield
-        finally:
-            change_settings(usual)
+        if find_tokens(args, kwargs).numel() == 1:
+            change_settings(usual._replace(**own))
 
     for part in find_generating_parts(model):
-        surround_forward(part, around)
+        surround_forward(part, begin, lambda: change_settings(usual))
 
 
 def choose_kernels(wanted: DecodeKernels, dtype: torch.dtype) -> DecodeKernels:

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -56,17 +55,21 @@ class ForwardReplacement:
 
 
 def surround_forward(
-    module: nn.Module, around: Callable[[tuple, dict], AbstractContextManager]
+    module: nn.Module, begin: Callable[[tuple, dict], None], end: Callable[[], object]
 ) -> ForwardReplacement:
-    """Run a module's forward passes within `around(args, kwargs)`.
+    """Call `begin` before a module's forward passes and `end` after each, however it ends.
 
-    A pair of hooks would not do: PyTorch calls none after a Ctrl-C.
+    A pair of hooks would not do: PyTorch calls none after a Ctrl-C. Nor would a generator's
+    context, which a Ctrl-C may enter without leaving it.
     """
     forward = module.forward
 
     def surrounded(*args: Any, **kwargs: Any) -> Any:
-        with around(args, kwargs):
+        try:
+            begin(args, kwargs)
             return forward(*args, **kwargs)
+        finally:
+            end()
 
     return ForwardReplacement(module, surrounded)
 

@@ -5,8 +5,7 @@ E experts, K top_k.
 """
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -170,7 +169,11 @@ class Probes:
         # steps, because `generate` calls the encoder separately, with other tokens.
         encoder = model.get_encoder() if model.config.is_encoder_decoder else None
         self._handles: list[Any] = [
-            surround_forward(part, partial(self._step, is_encoder=part is encoder))
+            surround_forward(
+                part,
+                partial(self._begin_step, is_encoder=part is encoder),
+                lambda: self.listener.end_step(),
+            )
             for part in find_generating_parts(model)
         ]
         add = self._handles.append
@@ -199,22 +202,17 @@ class Probes:
         while self._handles:
             self._handles.pop().remove()
 
-    @contextmanager
-    def _step(self, args: tuple, kwargs: dict, *, is_encoder: bool) -> Iterator[None]:
-        """Report the beginning and the end of a step, and its tokens and requests."""
-        try:
-            tokens, lane = find_tokens(args, kwargs), self.lane
-            num_rows, num_tokens = tokens.shape
-            cache = kwargs.get("past_key_values")
-            if lane.begins_requests(num_rows, cache, is_encoder=is_encoder):
-                lane.first_request, lane.num_requests = self._next_request, num_rows
-                self._next_request += num_rows
-            rows_per_request = max(1, num_rows // max(1, lane.num_requests))
-            rows = np.repeat(np.arange(num_rows, dtype=np.int64) // rows_per_request, num_tokens)
-            self.listener.begin_step(to_ints(tokens).ravel(), lane.first_request + rows)
-            yield
-        finally:
-            self.listener.end_step()
+    def _begin_step(self, args: tuple, kwargs: dict, *, is_encoder: bool) -> None:
+        """Report the beginning of a step, with its tokens and their requests."""
+        tokens, lane = find_tokens(args, kwargs), self.lane
+        num_rows, num_tokens = tokens.shape
+        cache = kwargs.get("past_key_values")
+        if lane.begins_requests(num_rows, cache, is_encoder=is_encoder):
+            lane.first_request, lane.num_requests = self._next_request, num_rows
+            self._next_request += num_rows
+        rows_per_request = max(1, num_rows // max(1, lane.num_requests))
+        rows = np.repeat(np.arange(num_rows, dtype=np.int64) // rows_per_request, num_tokens)
+        self.listener.begin_step(to_ints(tokens).ravel(), lane.first_request + rows)
 
     def _layer_input(self, layer: MoeLayer):
         def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
