@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.serving.api import event_stream
 from runtime.serving.edge.connections import DEADLINES, ConnectionPhase, RepeatFilter
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 
@@ -110,6 +111,20 @@ def test_pipelined_answers__that_are_not_read_end_the_connection(guarded: Runnin
         while tcp_state(connection) == ESTABLISHED:
             assert time.monotonic() - start < 60
             time.sleep(0.02)
+
+
+def test_stream__that_is_not_read_is_cancelled(guarded, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(event_stream, "format_event", lambda _: f": {'x' * (8 << 20)}\n\n")
+    body = b'{"prompt": "a", "max_tokens": 48, "stream": true, "ignore_eos": true}'
+    guarded.steps.hold()
+    with guarded.connect() as connection:
+        connection.sendall(post("/v1/completions", body))
+        while tcp_state(connection) == ESTABLISHED:
+            time.sleep(0.02)
+    guarded.steps.release()
+    while not any("its generation is cancelled" in record.message for record in caplog.records):
+        time.sleep(0.02)
 
 
 NOT_HTTP = [
