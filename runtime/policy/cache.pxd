@@ -8,7 +8,7 @@ cdef class CacheEntry:
 
 
 cdef class _Partition:
-    cdef public object slots, order
+    cdef public object slots
     cdef public list free
     cdef list _starts
     cdef public Py_ssize_t num_used, num_quarantined
@@ -28,10 +28,6 @@ cdef class ExpertCache:
 
     cpdef expect_changes(self)
     cpdef Py_ssize_t share(self, Py_ssize_t layer)
-    @cython.locals(partition=_Partition)
-    cpdef on_use(self, tuple expert)
-    @cython.locals(partition=_Partition)
-    cpdef on_predict(self, tuple expert)
     @cython.locals(
         partition=_Partition, entry=CacheEntry, freed=CacheEntry, slot=Py_ssize_t
     )

@@ -3,10 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from runtime.policy.eviction.base import EvictionPolicy, Expert, ScoreOrder
-
-Victims = dict[tuple[ScoreOrder, int], Expert | None]
-"""The next victim of each order in slots from a number on; None: nothing may be evicted."""
+from runtime.policy.eviction.base import EvictionPolicy, Expert
 
 
 class CacheEntry:
@@ -31,13 +28,13 @@ class CacheEntry:
 
 
 class _Partition:
-    """The slots of one layer, or of all, and the order in which experts are evicted from them.
+    """The slots of one layer, or of all.
 
     Args:
         starts: The first slot of each size, ascending.
     """
 
-    def __init__(self, slots: range, order: ScoreOrder, starts: Sequence[int]):
+    def __init__(self, slots: range, starts: Sequence[int]):
         self.slots = slots
         self._starts = starts
         self.free: list[dict[int, None]] = [{} for _ in starts]
@@ -46,7 +43,6 @@ class _Partition:
             self.add_free(slot)
         self.num_used = 0
         self.num_quarantined = 0
-        self.order = order
 
     def add_free(self, slot: int) -> None:
         self.free[bisect_right(self._starts, slot) - 1][slot] = None
@@ -57,6 +53,10 @@ class _Partition:
         for free in self.free:
             num_rest -= len(free)
         assert self.num_used == num_rest >= 0, (self.num_used, num_rest)
+
+
+Victims = dict[tuple[_Partition, int], Expert | None]
+"""The next victim in the slots of each partition from a number on; None: nothing may be evicted."""
 
 
 def divide_among_layers(num_slots: int, first_slots: Sequence[int]) -> list[range]:
@@ -114,12 +114,12 @@ class ExpertCache:
         layers_each = num_layers // len(shares)
         self._partitions: list[_Partition] = []
         self._partition_of_layer: list[_Partition] = []
-        for i, slots in enumerate(shares):
-            layers = range(i * layers_each, (i + 1) * layers_each)
-            order = policy.make_order(num_slots=len(slots), layers=layers)
-            partition = _Partition(slots, order, starts)
+        for slots in shares:
+            partition = _Partition(slots, starts)
             self._partitions.append(partition)
             self._partition_of_layer += [partition] * layers_each
+        layers = [range(first, first + layers_each) for first in range(0, num_layers, layers_each)]
+        policy.divide([*zip(map(len, shares), layers, strict=True)])
         self._quarantine: set[int] = set()
         self.num_changes = 0
         """Events, admissions and removals so far: until it changes, so does no eviction score."""
@@ -157,19 +157,6 @@ class ExpertCache:
     def __iter__(self) -> Iterator[Expert]:
         return iter(self.entries)
 
-    # ---- accesses
-
-    def on_use(self, expert: Expert) -> None:
-        assert expert in self.entries, expert
-        partition = self._partition_of_layer[expert[0]]
-        partition.order.on_use(expert)
-
-    def on_predict(self, expert: Expert) -> None:
-        """Records that a forecast named a resident expert (ProMoE, section 6.1: an access too)."""
-        assert expert in self.entries, expert
-        partition = self._partition_of_layer[expert[0]]
-        partition.order.on_predict(expert)
-
     # ---- transitions
 
     def admit(
@@ -200,11 +187,12 @@ class ExpertCache:
         slot = self._take_free(partition, expert)
         if slot < 0:
             first = self.first_slots[expert[0]]
-            where = partition.order, first
+            where = partition, first
             if victims is not None and where in victims:
                 victim = victims[where]
             else:
-                victim = partition.order.choose_victim(self._make_test(first, keep))
+                test = self._make_test(first, keep)
+                victim = self.policy.choose_victim(expert[0], test)
                 if victims is not None:
                     victims[where] = victim
             if victim is None:
@@ -221,9 +209,9 @@ class ExpertCache:
         partition.num_used += 1
         self.entries[expert] = entry
         self.num_changes += 1
-        partition.order.on_admit(expert)
+        self.policy.on_admit(expert)
         if prefetch:
-            partition.order.on_prefetch(expert)
+            self.policy.on_prefetch(expert)
         partition.check()
         return entry, evicted
 
@@ -294,8 +282,8 @@ class ExpertCache:
         self.entries.clear()
         self._quarantine = set(quarantined)
         taken = self._quarantine.union(slots.values())
+        self.policy.clear()
         for partition in self._partitions:
-            partition.order.clear()
             partition.num_used = 0
             partition.num_quarantined = len(self._quarantine.intersection(partition.slots))
             for free in partition.free:
@@ -307,7 +295,7 @@ class ExpertCache:
             partition = self._partition_of_layer[expert[0]]
             partition.num_used += 1
             self.entries[expert] = CacheEntry(slot)
-            partition.order.on_admit(expert)
+            self.policy.on_admit(expert)
         for partition in self._partitions:
             partition.check()
 
@@ -316,5 +304,5 @@ class ExpertCache:
         self.num_changes += 1
         partition = self._partition_of_layer[expert[0]]
         partition.num_used -= 1
-        partition.order.on_remove(expert)
+        self.policy.on_remove(expert)
         return entry

@@ -164,7 +164,7 @@ class CacheTier:
             self._waiting[expert] = self._waiting.get(expert, 0) + 1
         else:
             entry.pins += 1
-            self.cache.on_use(expert)
+            self.cache.policy.on_use(expert)
             if entry.ready_chunks == self._num_chunks[expert[0]]:
                 return
         self.queue.push_high(expert)
@@ -218,7 +218,7 @@ class CacheTier:
             expert = layer, e
             entry = entries.get(expert)
             if entry is not None:
-                self.cache.on_predict(expert)
+                self.cache.policy.on_predict(expert)
                 if entry.ready_chunks == num_chunks:
                     continue
             queue.push_low(expert, probabilities[i])

@@ -57,7 +57,7 @@ def serve(
                     missing.append((layer, e))
                     continue
                 entry.pins += 1
-                cache.on_use((layer, e))
+                cache.policy.on_use((layer, e))
                 pinned.append(entry)
             for e in chosen:
                 if cache.entries.get((layer, e)) is not None:

@@ -1,10 +1,10 @@
 # cython: boundscheck=False, wraparound=False
-"""The interface between a cache and its eviction policy, and the order that policies use.
+"""The interface between a cache and its eviction policy, and how policies choose by scores.
 
-Shape suffixes: L layers, E experts, N = experts of the partition's layers, layer by layer.
+Shape suffixes: L layers, E experts, N = all experts, layer by layer, P partitions.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,17 +34,51 @@ NUM_SINGLE_TRIES = 4
 
 
 class EvictionPolicy:
-    """Makes the orders of a cache's partitions and keeps what they share.
+    """Evicts the resident expert with the lowest score; ties go to the least recently touched one.
 
-    It sees each event of a step once: `begin_step`, then `on_routed` for each layer with forecasts
-    in between, then `end_step`. `on_routed` comes before `on_use` and `on_admit` of the same layer.
+    Subclasses change the scores in place, at the events of a step. They see each event once:
+    `begin_step`, then `on_routed` for each layer with forecasts in between, then `end_step`.
+    `on_routed` comes before `on_use` and `on_admit` of the same layer. Finding a victim takes a few
+    numpy calls over the experts of a partition and no Python loop over residents.
 
-    Shape suffixes: T tokens of the step, K top_k, E experts.
+    Shape suffixes: T tokens of the step, K top_k.
     """
 
-    def make_order(self, *, num_slots: int, layers: range) -> "ScoreOrder":
-        """Makes the order of `num_slots` slots that the experts of `layers` share."""
-        raise NotImplementedError
+    def __init__(self, *, num_layers: int, num_experts: int):
+        self._num_layers, self._num_experts = num_layers, num_experts
+        self.score_LE = np.zeros((num_layers, num_experts))
+        """The scores, which must be finite."""
+        self.score_N = self.score_LE.reshape(-1)
+        """A view of them."""
+        self._size = size = len(self.score_N)
+        self.partitions: list[tuple[int, range]] = []
+        """Slots of each partition, and the layers whose experts share them."""
+        self._partition_L = [0] * num_layers
+        """Number of each layer's partition."""
+        self._start_P = [0, size]
+        """Index of each partition's first expert; the next one's is where its experts end."""
+        self._absent_N = np.full(size, np.inf)
+        """0 for residents, infinity for others: added to the scores, it leaves only residents."""
+        self._masked_N = np.empty(size)
+        """Scores of residents, infinity for others; where compiled, of `_residents_N`: a buffer."""
+        self._residents_N = np.zeros(size, dtype=np.int64)
+        """Where compiled: from the start of each partition on, the indices of its residents, in any
+        order."""
+        self._num_residents_P = np.zeros(num_layers, dtype=np.int64)
+        """Where compiled: how many these are."""
+        self._places_N = np.full(size, -1, dtype=np.int64)
+        """Where compiled: the place of each resident in `_residents_N`, -1 for others."""
+        self._touched_N = np.zeros(size, dtype=np.int64)
+        self._clock = 0
+
+    def divide(self, partitions: Sequence[tuple[int, range]]) -> None:
+        """Begins with an empty cache: slots of each partition, and the layers that share them."""
+        self.partitions = list(partitions)
+        self._partition_L = [p for p, (_, layers) in enumerate(partitions) for _ in layers]
+        self._start_P = [0, *(layers.stop * self._num_experts for _, layers in partitions)]
+        self.clear()
+
+    # ---- events of a step
 
     def begin_step(self, requests_T: Ints) -> None:
         """Starts a forward pass.
@@ -102,41 +136,14 @@ class EvictionPolicy:
         """Returns whether the expert stays where a system evicts experts after their use."""
         return False
 
-
-class ScoreOrder:
-    """Lowest score first; ties go to the least recently touched expert.
-
-    Scores are finite and belong to the policy, which changes them in place. Finding a victim takes
-    a few numpy calls over N and no Python loop over residents.
-
-    Args:
-        score_LE: The scores of all layers.
-        layers: Layers of the partition.
-    """
-
-    def __init__(self, score_LE: Scores, layers: range):
-        self.score_N = view_scores(score_LE, layers)
-        self._num_experts = score_LE.shape[1]
-        self._first_layer = layers.start
-        self._size = size = len(self.score_N)
-        self._absent_N = np.full(size, np.inf)
-        """0 for residents, infinity for others: added to the scores, it leaves only residents."""
-        self._masked_N = np.empty(size)
-        """Scores of residents, infinity for others; where compiled, of `_residents_N`: a buffer."""
-        self._residents_N = np.zeros(size, dtype=np.int64)
-        """Where compiled: the indices of residents, `_num_residents` of them, in any order."""
-        self._places_N = np.full(size, -1, dtype=np.int64)
-        """Where compiled: the place of each resident in `_residents_N`, -1 for others."""
-        self._num_residents = 0
-        self._touched_N = np.zeros(size, dtype=np.int64)
-        self._clock = 0
+    # ---- residents
 
     def scores(self) -> Scores:
-        """Returns `[N]`, up to date; it is not written to."""
+        """Returns the scores `[N]`, up to date; they are not written to."""
         return self.score_N
 
-    def index(self, expert: Expert) -> int:
-        index: int = (expert[0] - self._first_layer) * self._num_experts + expert[1]
+    def _index(self, expert: Expert) -> int:
+        index: int = expert[0] * self._num_experts + expert[1]
         assert 0 <= index < self._size, expert  # compiled code does not check it
         return index
 
@@ -144,16 +151,18 @@ class ScoreOrder:
         """Makes the expert the last among those of its score."""
         self._clock += 1
         layer, e = expert
-        self._touched_N[(layer - self._first_layer) * self._num_experts + e] = self._clock
+        self._touched_N[layer * self._num_experts + e] = self._clock
 
     def on_admit(self, expert: Expert) -> None:
         """Records that the expert got a slot, for a prediction or a router's request."""
-        index = self.index(expert)
+        index = self._index(expert)
         self._absent_N[index] = 0.0
         if COMPILED and self._places_N[index] < 0:
-            self._residents_N[self._num_residents] = index
-            self._places_N[index] = self._num_residents
-            self._num_residents += 1
+            partition = self._partition_L[expert[0]]
+            place = self._start_P[partition] + self._num_residents_P[partition]
+            self._residents_N[place] = index
+            self._places_N[index] = place
+            self._num_residents_P[partition] += 1
         self.touch(expert)
 
     def on_prefetch(self, expert: Expert) -> None:
@@ -169,11 +178,13 @@ class ScoreOrder:
 
     def on_remove(self, expert: Expert) -> None:
         """Records that the expert lost its slot, for whatever reason."""
-        index = self.index(expert)
+        index = self._index(expert)
         self._absent_N[index] = np.inf
         if COMPILED and self._places_N[index] >= 0:
-            self._num_residents -= 1
-            last, place = self._residents_N[self._num_residents], self._places_N[index]
+            partition = self._partition_L[expert[0]]
+            self._num_residents_P[partition] -= 1
+            end = self._start_P[partition] + self._num_residents_P[partition]
+            last, place = self._residents_N[end], self._places_N[index]
             self._residents_N[place], self._places_N[last] = last, place
             self._places_N[index] = -1
 
@@ -181,59 +192,73 @@ class ScoreOrder:
         """Forgets all experts, before those that are resident are admitted again."""
         self._absent_N[:] = np.inf
         self._places_N[:] = -1
-        self._num_residents = 0
+        self._num_residents_P[:] = 0
 
-    def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
-        """Returns the resident expert to evict next, or None when none is evictable."""
-        score_N = self.scores()
-        self._mask(score_N)
+    def choose_victim(self, layer: int, is_evictable: IsEvictable) -> Expert | None:
+        """Returns the resident to evict for an expert of the layer; None: none is evictable."""
+        score_N, partition = self.scores(), self._partition_L[layer]
+        start, stop = self._start_P[partition], self._start_P[partition + 1]
+        end = self._mask(score_N, partition)
         for _ in range(NUM_SINGLE_TRIES):
-            index = self._take_lowest()
+            index = self._take_lowest(start, end)
             if index < 0:
                 return None
-            expert = self._expert(index)
+            expert = divmod(index, self._num_experts)
             if is_evictable(expert):
                 return expert
-        masked_N = score_N + np.asarray(self._absent_N)
-        for index in np.lexsort((self._touched_N, masked_N)).tolist():
+        masked_N = (score_N + np.asarray(self._absent_N))[start:stop]
+        for index in np.lexsort((self._touched_N[start:stop], masked_N)).tolist():
             if masked_N[index] == np.inf:
                 return None
-            expert = self._expert(index)
+            expert = divmod(start + index, self._num_experts)
             if is_evictable(expert):
                 return expert
         return None
 
-    def highest_absent(self, score_N: Scores, least: float) -> tuple[float, Expert]:
+    def find_best_absent(self, score_LE: Scores, least: float) -> Expert | None:
+        """Returns the absent expert with the highest score above `least`; None: there is none.
+
+        The scores need not be those of eviction.
+        """
+        score_N, partitions = score_LE.reshape(-1), range(len(self.partitions))
+        best = [self._highest_absent(score_N, partition, least) for partition in partitions]
+        score, expert = max(best, default=(least, None))
+        return expert if score > least else None
+
+    def _highest_absent(
+        self, score_N: Scores, partition: int, least: float
+    ) -> tuple[float, Expert]:
         """Returns the highest score of an absent expert, and which; `least` if all are resident."""
-        assert len(score_N) == self._size, (len(score_N), self._size)
+        start, stop = self._start_P[partition], self._start_P[partition + 1]
         if COMPILED:
-            index, highest = 0, least
-            for i in range(self._size):
+            index, highest = start, least
+            for i in range(start, stop):
                 if score_N[i] > highest and self._absent_N[i] > 0.0:
                     index, highest = i, score_N[i]
-            return highest, self._expert(index)
-        absent_score_N = np.where(np.asarray(self._absent_N) > 0.0, score_N, least)
+            return highest, divmod(index, self._num_experts)
+        is_absent_N = np.asarray(self._absent_N)[start:stop] > 0.0
+        absent_score_N = np.where(is_absent_N, score_N[start:stop], least)
         index = int(absent_score_N.argmax())
-        return float(absent_score_N[index]), self._expert(index)
+        return float(absent_score_N[index]), divmod(start + index, self._num_experts)
 
-    def _expert(self, index: int) -> Expert:
-        layer, e = divmod(index, self._num_experts)
-        return self._first_layer + layer, e
-
-    def _mask(self, score_N: Scores) -> None:
-        """Sets the scores of residents."""
+    def _mask(self, score_N: Scores, partition: int) -> int:
+        """Sets the scores of a partition's residents; returns where they end."""
+        start, stop = self._start_P[partition], self._start_P[partition + 1]
         assert len(score_N) == self._size, (len(score_N), self._size)  # loops do not check it
-        if COMPILED:
-            for place in range(self._num_residents):
-                self._masked_N[place] = score_N[self._residents_N[place]]
-        else:
-            np.add(score_N, self._absent_N, out=self._masked_N)
+        if not COMPILED:
+            masked_N = self._masked_N[start:stop]
+            np.add(score_N[start:stop], self._absent_N[start:stop], out=masked_N)
+            return stop
+        end: int = start + self._num_residents_P[partition]
+        for place in range(start, end):
+            self._masked_N[place] = score_N[self._residents_N[place]]
+        return end
 
-    def _take_lowest(self) -> int:
+    def _take_lowest(self, start: int, end: int) -> int:
         """Returns the index of the next victim, whose score becomes infinite; -1: there is none."""
         if COMPILED:
             best, least = -1, np.inf
-            for place in range(self._num_residents):
+            for place in range(start, end):
                 score = self._masked_N[place]
                 if score < least or (
                     score == least
@@ -247,7 +272,8 @@ class ScoreOrder:
             self._masked_N[best] = np.inf
             return self._residents_N[best]
         # A second search for the lowest score is cheaper than comparing all scores with it.
-        score_N, touched_N = np.asarray(self._masked_N), np.asarray(self._touched_N)
+        score_N = np.asarray(self._masked_N)[start:end]
+        touched_N = np.asarray(self._touched_N)[start:end]
         index = int(score_N.argmin())
         lowest = score_N[index]
         if lowest == np.inf:
@@ -258,19 +284,7 @@ class ScoreOrder:
             ties = (score_N == lowest).nonzero()[0]
             index = int(ties[touched_N[ties].argmin()])
             score_N[index] = np.inf
-        return index
-
-
-class ScoreEviction(EvictionPolicy):
-    """Evicts the expert with the lowest score; subclasses change the scores at a step's events."""
-
-    order = ScoreOrder
-
-    def __init__(self, *, num_layers: int, num_experts: int):
-        self.score_LE = np.zeros((num_layers, num_experts))
-
-    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:  # noqa: ARG002
-        return self.order(self.score_LE, layers)
+        return start + index
 
 
 def copy_scores(score_E: Scores, target_E: Scores) -> None:
@@ -283,15 +297,3 @@ def view_scores(score_LE: Scores, layers: range) -> Scores:
     score_N = score_LE[layers.start : layers.stop].reshape(-1)
     assert np.shares_memory(score_N, score_LE)
     return score_N
-
-
-def find_best_absent(orders: Iterable[tuple[ScoreOrder, Scores]], least: float) -> Expert | None:
-    """Returns the absent expert with the highest score above `least`; None: there is none.
-
-    Args:
-        orders: Each partition's order and `[N]` scores, which need not be those of eviction.
-        least: A score.
-    """
-    best = [order.highest_absent(score_N, least) for order, score_N in orders]
-    score, expert = max(best, default=(least, None))
-    return expert if score > least else None

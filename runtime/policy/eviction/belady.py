@@ -12,27 +12,11 @@ from numpy.typing import NDArray
 
 from predictors.base import Ints
 from predictors.errors import MoecastError
-from runtime.policy.eviction.base import EvictionPolicy, Expert, ScoreOrder, find_best_absent
+from runtime.policy.eviction.base import EvictionPolicy, Expert
 from runtime.policy.eviction.regret import ARMS, UseShares
 
 Future = Iterable[Sequence[Collection[int]]]
 """The experts that the router will choose, for each step and layer."""
-
-
-class NextUseOrder(ScoreOrder):
-    """Farthest next use first; an expert is needed now until its router has requested it."""
-
-    def __init__(self, policy: "BeladyEviction", layers: range):
-        super().__init__(policy.nearness_LE, layers)
-        self._policy = policy
-
-    def on_admit(self, expert: Expert) -> None:
-        super().on_admit(expert)
-        self._policy.advance(expert)
-
-    def on_use(self, expert: Expert) -> None:
-        super().on_use(expert)
-        self._policy.advance(expert)
 
 
 class BeladyEviction(EvictionPolicy):
@@ -60,7 +44,7 @@ class BeladyEviction(EvictionPolicy):
     ):
         if known_steps is not None and known_steps < 1:
             raise MoecastError(f"belady eviction: known_steps={known_steps}: must be at least 1")
-        self._num_layers = num_layers
+        super().__init__(num_layers=num_layers, num_experts=num_experts)
         uses = [[array("q") for _ in range(num_experts)] for _ in range(num_layers)]
         num_steps = 0
         for step, layers in enumerate(future):
@@ -79,8 +63,8 @@ class BeladyEviction(EvictionPolicy):
             self._shares = UseShares(num_layers=num_layers, num_experts=num_experts)
         self._num_past = np.zeros((num_layers, num_experts), dtype=np.int64).tolist()
         """Uses of each expert that are past."""
-        self.nearness_LE = np.full((num_layers, num_experts), -self._never)
-        """Minus the time of the next use; without a known use, at most `-never`."""
+        # Minus the time of the next use; without a known use, at most `-never`.
+        self.score_LE[:] = -self._never
         self._routing = enumerate(future)
         """The steps that are not known yet, with their numbers."""
         self._learn(self._known_steps)
@@ -88,14 +72,11 @@ class BeladyEviction(EvictionPolicy):
         self._now = -1
         self._chosen: list[Expert] = []
         """Experts that the router that ran last has chosen."""
-        self._orders: list[NextUseOrder] = []
 
-    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
+    def divide(self, partitions: Sequence[tuple[int, range]]) -> None:
+        super().divide(partitions)
         if self._shares is not None:
-            self._shares.divide(num_slots, layers)
-        order = NextUseOrder(self, layers)
-        self._orders.append(order)
-        return order
+            self._shares.divide(partitions)
 
     def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
         if self._shares is not None:
@@ -109,11 +90,11 @@ class BeladyEviction(EvictionPolicy):
         for step, layers in itertools.islice(self._routing, num_steps):
             for layer, chosen in enumerate(layers):
                 for e in chosen:
-                    if self.nearness_LE[layer, e] <= -self._never:
-                        self.nearness_LE[layer, e] = -(step * self._num_layers + layer)
+                    if self.score_LE[layer, e] <= -self._never:
+                        self.score_LE[layer, e] = -(step * self._num_layers + layer)
 
     def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
-        return bool(self.nearness_LE[victim] < self.nearness_LE[newcomer])
+        return bool(self.score_LE[victim] < self.score_LE[newcomer])
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._advance_chosen()
@@ -122,20 +103,20 @@ class BeladyEviction(EvictionPolicy):
         if self._shares is not None:
             self._shares.on_routed(layer, tokens_per_expert)
             self._share_LEA[layer] = self._shares.of_all_arms(layer)
-            nearness_E = self.nearness_LE[layer]
+            nearness_E = self.score_LE[layer]
             unknown_E = self._unknown_nearness(layer)
             nearness_E[:] = np.where(nearness_E <= -self._never, unknown_E, nearness_E)
         for expert in self._chosen:
-            assert self.nearness_LE[expert] == -self._now, ("not as announced", expert, self._now)
+            assert self.score_LE[expert] == -self._now, ("not as announced", expert, self._now)
 
     def _unknown_nearness(self, layer: int) -> NDArray[np.float64]:
         """Returns `[E]`: the scores of a layer's experts without a known use."""
         if self._shares is None:
-            return np.full(self.nearness_LE.shape[1], -self._never)
+            return np.full(self.score_LE.shape[1], -self._never)
         return self._share_LEA[layer, :, self._shares.arm] - 1.0 - self._never
 
     def next_idle_candidate(self) -> Expert | None:
-        return find_best_absent([(order, order.score_N) for order in self._orders], -self._never)
+        return self.find_best_absent(self.score_LE, -self._never)
 
     def end_step(self) -> None:
         self._advance_chosen()
@@ -145,10 +126,18 @@ class BeladyEviction(EvictionPolicy):
     def _advance_chosen(self) -> None:
         """Advances what was computed, even if a tier above had it and this one saw no request."""
         for expert in self._chosen:
-            self.advance(expert)
+            self._advance(expert)
         self._chosen = []
 
-    def advance(self, expert: Expert) -> None:
+    def on_admit(self, expert: Expert) -> None:
+        super().on_admit(expert)
+        self._advance(expert)
+
+    def on_use(self, expert: Expert) -> None:
+        super().on_use(expert)
+        self._advance(expert)
+
+    def _advance(self, expert: Expert) -> None:
         """Moves on to the use after the present one, if there is a present one."""
         layer, e = expert
         uses, num_past = self._uses[layer][e], self._num_past[layer][e]
@@ -159,6 +148,6 @@ class BeladyEviction(EvictionPolicy):
         self._num_past[layer][e] = num_past
         end = (self._step + self._known_steps) * self._num_layers
         if num_past < len(uses) and uses[num_past] < end:
-            self.nearness_LE[layer, e] = -uses[num_past]
+            self.score_LE[layer, e] = -uses[num_past]
         else:
-            self.nearness_LE[layer, e] = self._unknown_nearness(layer)[e]
+            self.score_LE[layer, e] = self._unknown_nearness(layer)[e]

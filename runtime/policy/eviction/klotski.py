@@ -1,6 +1,6 @@
 """Klotski's memory: the first layers for good, and a window of layers ahead of the computation.
 
-Shape suffixes: L layers, E experts, N = experts of a partition's layers, layer by layer.
+Shape suffixes: L layers, E experts.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,14 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from predictors.base import Ints
-from runtime.policy.eviction.base import (
-    Expert,
-    ScoreEviction,
-    ScoreOrder,
-    Scores,
-    find_best_absent,
-    view_scores,
-)
+from runtime.policy.eviction.base import EvictionPolicy, Expert
 from runtime.policy.eviction.static import StaticEviction
 
 NOT_AHEAD = -np.inf
@@ -45,7 +38,7 @@ class FirstLayersEviction(StaticEviction):
             counts=np.repeat(layers_left_L[:, None], num_experts, axis=1),
             buffers=num_experts + top_k,
         )
-        self._num_experts, self._top_k = num_experts, top_k
+        self._top_k = top_k
 
     def begin_step(self, requests_T: Ints) -> None:
         num_routed = min(self._num_experts, len(requests_T) * self._top_k)
@@ -54,7 +47,7 @@ class FirstLayersEviction(StaticEviction):
             self._fix()
 
 
-class LayerWindowEviction(ScoreEviction):
+class LayerWindowEviction(EvictionPolicy):
     """Holds the layers that are computed next (Klotski, section 6.1).
 
     The score is the negative distance in layers to the next use.
@@ -82,18 +75,10 @@ class LayerWindowEviction(ScoreEviction):
         is_held_elsewhere: Callable[[Expert], bool] = lambda _: False,
     ):
         super().__init__(num_layers=num_layers, num_experts=num_experts)
-        self._num_layers = num_layers
-        self._num_experts = num_experts
         self._is_held_elsewhere = is_held_elsewhere
         self._held_LE = np.zeros((num_layers, num_experts), dtype=bool)
         self._idle_LE = np.zeros((num_layers, num_experts))
         """The score of experts to fetch ahead, `NOT_AHEAD` of all others."""
-        self._orders: list[tuple[ScoreOrder, Scores]] = []
-
-    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
-        order = super().make_order(num_slots=num_slots, layers=layers)
-        self._orders.append((order, view_scores(self._idle_LE, layers)))
-        return order
 
     def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
         for expert in np.ndindex(*self._held_LE.shape):  # what the tier above keeps has changed
@@ -120,4 +105,4 @@ class LayerWindowEviction(ScoreEviction):
         return bool(self.score_LE[victim] < self.score_LE[newcomer])
 
     def next_idle_candidate(self) -> Expert | None:
-        return find_best_absent(self._orders, NOT_AHEAD)
+        return self.find_best_absent(self._idle_LE, NOT_AHEAD)

@@ -14,10 +14,9 @@ from predictors.eam.collection import activation_ratios, count_rows
 from predictors.requests import LiveRequests, StepRequests, grow_rows
 from runtime.policy.eviction.base import (
     PROTECTED,
+    EvictionPolicy,
     Expert,
     Probabilities,
-    ScoreEviction,
-    ScoreOrder,
     Scores,
     view_scores,
 )
@@ -66,33 +65,7 @@ class LiveEams:
         self._requests.release_ended()
 
 
-class ProtectingOrder(ScoreOrder):
-    """Lowest score first; prefetched experts that still await their router come last."""
-
-    def __init__(self, policy: "ProtectingEviction", layers: range):
-        super().__init__(policy.score_LE, layers)
-        self._bonus_N = view_scores(policy.bonus_LE, layers)
-
-    def scores(self) -> Scores:
-        return self.score_N + self._bonus_N
-
-    def on_prefetch(self, expert: Expert) -> None:
-        self._bonus_N[self.index(expert)] = PROTECTED
-
-    def on_use(self, expert: Expert) -> None:
-        super().on_use(expert)
-        self._bonus_N[self.index(expert)] = 0.0
-
-    def on_remove(self, expert: Expert) -> None:
-        super().on_remove(expert)
-        self._bonus_N[self.index(expert)] = 0.0
-
-    def clear(self) -> None:
-        super().clear()
-        self._bonus_N[:] = 0.0
-
-
-class ProtectingEviction(ScoreEviction):
+class ProtectingEviction(EvictionPolicy):
     """Evicts the lowest score; a prefetched expert ranks above all others until it is used.
 
     MoE-Infinity (sequence level), section 6.2: "we need to give priority to prefetched experts over
@@ -108,8 +81,23 @@ class ProtectingEviction(ScoreEviction):
         self.layer_now = -1
         """The last layer whose router has run in this step."""
 
-    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:  # noqa: ARG002
-        return ProtectingOrder(self, layers)
+    def scores(self) -> Scores:
+        return self.score_N + self.bonus_LE.reshape(-1)
+
+    def on_prefetch(self, expert: Expert) -> None:
+        self.bonus_LE[expert] = PROTECTED
+
+    def on_use(self, expert: Expert) -> None:
+        super().on_use(expert)
+        self.bonus_LE[expert] = 0.0
+
+    def on_remove(self, expert: Expert) -> None:
+        super().on_remove(expert)
+        self.bonus_LE[expert] = 0.0
+
+    def clear(self) -> None:
+        super().clear()
+        self.bonus_LE[:] = 0.0
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         # The previous layer's choices have been computed, even if a tier above had them.
@@ -190,12 +178,6 @@ class MoeInfinityRequestEviction(ProtectingEviction):
         self._decay_L = layer_decay(num_layers)
         self.priority_LE = np.zeros((num_layers, num_experts))
         """Prefetching priority of experts of later layers (section 5.1), of this iteration."""
-        self._partition_of_layer: dict[int, tuple[int, range]] = {}
-        """Slots and layers of each layer's partition."""
-
-    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
-        self._partition_of_layer.update(dict.fromkeys(layers, (num_slots, layers)))
-        return super().make_order(num_slots=num_slots, layers=layers)
 
     def begin_step(self, requests_T: Ints) -> None:
         self._eams.begin_step(requests_T)
@@ -214,7 +196,9 @@ class MoeInfinityRequestEviction(ProtectingEviction):
     def on_forecast(self, layer: int, probability_E: Probabilities, order_E: Probabilities) -> None:  # noqa: ARG002
         proximity = 1.0 - (layer - max(0, self.layer_now)) / len(self._decay_L)
         self.priority_LE[layer] = np.asarray(order_E, np.float64) * proximity
-        self._unprotect_outranked(*self._partition_of_layer[layer])
+        for num_slots, layers in self.partitions:
+            if layer in layers:
+                self._unprotect_outranked(num_slots, layers)
 
     def _unprotect_outranked(self, num_slots: int, layers: range) -> None:
         """Ends the protection of experts that newer forecasts rank below the first `num_slots`."""

@@ -7,18 +7,24 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from runtime.policy.eviction.base import Expert, Probabilities, ScoreEviction, ScoreOrder
+from runtime.policy.eviction.base import EvictionPolicy, Expert, Probabilities
 
 
-class LruEviction(ScoreEviction):
+class LruEviction(EvictionPolicy):
     """LRU for which a prediction is an access like a use (ProMoE, section 6.1): no score decides.
 
     Ties go to the least recently touched expert, and all experts tie.
     """
 
 
-class NeighbourOrder(ScoreOrder):
-    """Least recently touched first; a touch also refreshes the neighbours, just before it."""
+class NeighbourEviction(EvictionPolicy):
+    """LRU in which an expert's neighbours are kept as long as the expert itself.
+
+    MoE-Infinity (sequence level), section 8.4, describes ZeRO-Infinity's cache as one "which
+    enforces the neighbors of experts to be cached together", on top of LRU, and says no more; here
+    the neighbours of an expert are those of the same layer whose ids differ by one. A touch
+    refreshes them just before the expert itself.
+    """
 
     def touch(self, expert: Expert) -> None:
         layer, e = expert
@@ -27,48 +33,34 @@ class NeighbourOrder(ScoreOrder):
                 super().touch((layer, touched))
 
 
-class NeighbourEviction(ScoreEviction):
-    """LRU in which an expert's neighbours are kept as long as the expert itself.
-
-    MoE-Infinity (sequence level), section 8.4, describes ZeRO-Infinity's cache as one "which
-    enforces the neighbors of experts to be cached together", on top of LRU, and says no more; here
-    the neighbours of an expert are those of the same layer whose ids differ by one.
-    """
-
-    order = NeighbourOrder
-
-
-class ResettingOrder(ScoreOrder):
-    """Lowest score first; the score of an evicted expert becomes 0."""
-
-    def on_remove(self, expert: Expert) -> None:
-        super().on_remove(expert)
-        self.score_N[self.index(expert)] = 0.0
-
-
-class LfuEviction(ScoreEviction):
+class LfuEviction(EvictionPolicy):
     """Evicts the expert that the fewest steps since the start requested, resident or not.
 
     BrainStorm's policy: MoE-Infinity (request level), section 7.3, model-level counts. Ties go to
     the least recently touched expert.
-
-    Args:
-        num_layers: Layers of the model.
-        num_experts: Experts of each layer.
-        reset_on_eviction: An evicted expert's count starts again from 0, as in the LFU baseline of
-            MoE-Infinity (sequence level), section 8.4.
     """
-
-    def __init__(self, *, num_layers: int, num_experts: int, reset_on_eviction: bool = False):
-        super().__init__(num_layers=num_layers, num_experts=num_experts)
-        if reset_on_eviction:
-            self.order = ResettingOrder
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self.score_LE[layer, list(tokens_per_expert)] += 1
 
 
-class FmoeEviction(ScoreEviction):
+class ResettingLfuEviction(LfuEviction):
+    """LFU in which an evicted expert's count starts again from 0.
+
+    The LFU baseline of MoE-Infinity (sequence level), section 8.4.
+    """
+
+    def on_remove(self, expert: Expert) -> None:
+        super().on_remove(expert)
+        self.score_LE[expert] = 0.0
+
+
+def make_lfu(*, reset_on_eviction: bool = False, **shape: int) -> LfuEviction:
+    """Makes an LFU policy for a model of this shape."""
+    return ResettingLfuEviction(**shape) if reset_on_eviction else LfuEviction(**shape)
+
+
+class FmoeEviction(EvictionPolicy):
     """Evicts the expert with the highest `1 / (p * freq)` (fMoE, section 4.5).
 
     `p` is the latest forecast of the expert (in fMoE: the expert map's that the search found), 1
@@ -82,30 +74,18 @@ class FmoeEviction(ScoreEviction):
         self._probability_LE = np.ones((num_layers, num_experts))
         self._visits_LE = np.zeros((num_layers, num_experts))
 
-    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:  # noqa: ARG002
-        return VisitOrder(self, layers)
+    def on_admit(self, expert: Expert) -> None:
+        super().on_admit(expert)
+        self._set_visits(expert, 1)
 
-    def set_visits(self, expert: Expert, visits: int | None) -> None:
-        """Sets the visits of an expert; None: one more."""
-        self._visits_LE[expert] = self._visits_LE[expert] + 1 if visits is None else visits
-        self.score_LE[expert] = self._probability_LE[expert] * self._visits_LE[expert]
+    def on_use(self, expert: Expert) -> None:
+        super().on_use(expert)
+        self._set_visits(expert, self._visits_LE[expert] + 1)
+
+    def _set_visits(self, expert: Expert, visits: float) -> None:
+        self._visits_LE[expert] = visits
+        self.score_LE[expert] = self._probability_LE[expert] * visits
 
     def on_forecast(self, layer: int, probability_E: Probabilities, order_E: Probabilities) -> None:  # noqa: ARG002
         self._probability_LE[layer] = probability_E
         self.score_LE[layer] = self._probability_LE[layer] * self._visits_LE[layer]
-
-
-class VisitOrder(ScoreOrder):
-    """Lowest score first; counts the visits of experts while they are resident."""
-
-    def __init__(self, policy: FmoeEviction, layers: range):
-        super().__init__(policy.score_LE, layers)
-        self._policy = policy
-
-    def on_admit(self, expert: Expert) -> None:
-        super().on_admit(expert)
-        self._policy.set_visits(expert, 1)
-
-    def on_use(self, expert: Expert) -> None:
-        super().on_use(expert)
-        self._policy.set_visits(expert, None)

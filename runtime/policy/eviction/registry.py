@@ -14,9 +14,9 @@ from runtime.policy.eviction.moe_infinity import (
 )
 from runtime.policy.eviction.past_use import (
     FmoeEviction,
-    LfuEviction,
     LruEviction,
     NeighbourEviction,
+    make_lfu,
 )
 from runtime.policy.eviction.regret import RegretEviction
 from runtime.policy.eviction.reuse import ReuseEviction
@@ -27,7 +27,7 @@ EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
         "belady": BeladyEviction,
         "first-layers": FirstLayersEviction,
         "fmoe": FmoeEviction,
-        "lfu": LfuEviction,
+        "lfu": make_lfu,
         "lru": LruEviction,
         "moe-infinity-request": MoeInfinityRequestEviction,
         "moe-infinity-sequence": MoeInfinitySequenceEviction,

@@ -1,6 +1,6 @@
 import cython
 
-from runtime.policy.eviction.base cimport EvictionPolicy, ScoreOrder
+from runtime.policy.eviction.base cimport EvictionPolicy
 
 
 cdef class LayerGhost:
@@ -47,10 +47,9 @@ cdef class UseShares:
 
 
 cdef class RegretEviction(EvictionPolicy):
-    cdef Py_ssize_t _num_layers, _num_experts, _layer_now
+    cdef Py_ssize_t _layer_now
     cdef UseShares _counts
     cdef double[:, ::1] _value_LE, _view_LE, _distance_LL
-    cdef readonly object score_LE
     cdef bint _is_outdated
 
     cpdef begin_step(self, requests_T)
@@ -58,11 +57,5 @@ cdef class RegretEviction(EvictionPolicy):
     cpdef _follow_routing(self, Py_ssize_t layer, tokens_per_expert)
     cpdef _set_value(self, Py_ssize_t layer, tokens_per_expert)
     @cython.locals(layer=Py_ssize_t, e=Py_ssize_t, distance=double, share=double, least=double)
-    cpdef compute_scores(self)
-    cpdef end_step(self)
-
-
-cdef class DiscountedOrder(ScoreOrder):
-    cdef RegretEviction _policy
-
     cpdef scores(self)
+    cpdef end_step(self)

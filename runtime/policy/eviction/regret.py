@@ -7,13 +7,13 @@ layer comes.
 Shape suffixes: L layers, E experts, A arms, K experts chosen in the step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictors.base import Ints
-from runtime.policy.eviction.base import COMPILED, EvictionPolicy, ScoreOrder, Scores
+from runtime.policy.eviction.base import COMPILED, EvictionPolicy, Scores
 
 DECAYS = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
 """Factors per step. Up to .5 the last step to use an expert decides, as in LRU; 1 is LFU."""
@@ -189,10 +189,10 @@ class UseShares:
         """Hits of the best arm's ghost caches."""
         return float(self._hits_A.max())
 
-    def divide(self, num_slots: int, layers: range) -> None:
-        """Gives the ghosts of these layers their shares of `num_slots`."""
-        for layer in layers:
-            if layer in self.ghosts:
+    def divide(self, partitions: Sequence[tuple[int, range]]) -> None:
+        """Gives the ghosts their layers' shares of the slots."""
+        for num_slots, layers in partitions:
+            for layer in self.ghosts.keys() & set(layers):
                 self.ghosts[layer].num_slots = max(1, num_slots // len(layers))
 
     def begin_step(self) -> None:
@@ -294,13 +294,10 @@ class RegretEviction(EvictionPolicy):
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
-        self._num_layers = num_layers
-        self._num_experts = num_experts
+        super().__init__(num_layers=num_layers, num_experts=num_experts)
         self._counts = UseShares(num_layers=num_layers, num_experts=num_experts)
         self._value_LE = np.zeros((num_layers, num_experts))
         """The share of steps that use each expert, as it was estimated last."""
-        self.score_LE = np.zeros((num_layers, num_experts))
-        """The scores by which experts are evicted, as `compute_scores` left them."""
         self._view_LE = self.score_LE
         layers_L = np.arange(num_layers)
         self._distance_LL = (layers_L - layers_L[:, None] - 1) % num_layers / num_layers
@@ -316,9 +313,9 @@ class RegretEviction(EvictionPolicy):
         """Name of the arm that is followed."""
         return ARMS[self._counts.arm]
 
-    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
-        self._counts.divide(num_slots, layers)
-        return DiscountedOrder(self, layers)
+    def divide(self, partitions: Sequence[tuple[int, range]]) -> None:
+        super().divide(partitions)
+        self._counts.divide(partitions)
 
     def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
         self._counts.begin_step()
@@ -337,35 +334,23 @@ class RegretEviction(EvictionPolicy):
         """Estimates the value of a layer's experts that has just been routed."""
         self._counts.write_layer(layer, self._value_LE[layer])
 
-    def compute_scores(self) -> Scores:
-        """Returns `score_LE`, computed anew if events have changed it."""
+    def scores(self) -> Scores:
+        """Returns the scores, computed anew if events have changed them."""
         if not self._is_outdated:
-            return self.score_LE
+            return self.score_N
         self._is_outdated = False
         if not COMPILED:
             share_LE = np.maximum(self._value_LE, LEAST_SHARE)
             distance_L1 = self._distance_LL[self._layer_now][:, None]
             np.divide(share_LE, share_LE * distance_L1 + 1.0, out=self.score_LE)
-            return self.score_LE
+            return self.score_N
         least = LEAST_SHARE
         for layer in range(self._num_layers):
             distance = self._distance_LL[self._layer_now, layer]
             for e in range(self._num_experts):
                 share = max(self._value_LE[layer, e], least)
                 self._view_LE[layer, e] = share / (share * distance + 1.0)
-        return self.score_LE
+        return self.score_N
 
     def end_step(self) -> None:
         self._counts.end_step()
-
-
-class DiscountedOrder(ScoreOrder):
-    """Lowest score first, computed where they are needed."""
-
-    def __init__(self, policy: RegretEviction, layers: range):
-        super().__init__(policy.score_LE, layers)
-        self._policy = policy
-
-    def scores(self) -> Scores:
-        self._policy.compute_scores()
-        return self.score_N

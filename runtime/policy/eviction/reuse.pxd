@@ -7,7 +7,7 @@ from runtime.policy.eviction.base cimport copy_scores
 cdef class ReuseEviction(RegretEviction):
     cdef dict _ghosts, _probabilities
     cdef set _forecast_layers, _expected
-    cdef list _is_predicted, _orders
+    cdef list _is_predicted
     cdef double _hits, _slow_weight
     cdef double[:, ::1] _predicted_view_LE, _idle_view_LE, _expected_LE
     cdef object _predicted_LE, _routed
@@ -28,7 +28,7 @@ cdef class ReuseEviction(RegretEviction):
     @cython.locals(e=Py_ssize_t, probability=double, value=double)
     cpdef _expect_each(self, Py_ssize_t layer, const float[:] probability_E)
     @cython.locals(layer=Py_ssize_t, e=Py_ssize_t)
-    cpdef compute_scores(self)
+    cpdef scores(self)
     @cython.locals(layer=Py_ssize_t)
     cpdef compute_idle_scores(self)
     cpdef bint may_evict_for(self, tuple victim, tuple newcomer) except -1

@@ -1,9 +1,9 @@
 """Eviction by predicted reuse: forecasts of this step, then the use by the coming tokens.
 
-Shape suffixes: L layers, E experts, N = experts of a partition's layers, layer by layer.
+Shape suffixes: L layers, E experts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,8 @@ from runtime.policy.eviction.base import (
     COMPILED,
     Expert,
     Probabilities,
-    ScoreOrder,
     Scores,
     copy_scores,
-    find_best_absent,
-    view_scores,
 )
 from runtime.policy.eviction.regret import MEMORY, LayerGhost, RegretEviction
 
@@ -85,22 +82,20 @@ class ReuseEviction(RegretEviction):
         """Scores of these layers."""
         self._is_long = False
         """The step's tokens choose more often in a layer than it has experts: a prefill."""
-        self._orders: list[tuple[ScoreOrder, Scores]] = []
-        """Each partition's order and idle scores."""
         self._slow_weight = 0.0
         self._uses_predictions = False
         """Whether predictions gave the last layer's value."""
         self.trusts_predictor = True
         """Whether the predictions decide, where there are any."""
 
-    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
-        order = super().make_order(num_slots=num_slots, layers=layers)
+    def divide(self, partitions: Sequence[tuple[int, range]]) -> None:
+        super().divide(partitions)
         for layer, ghost in self._ghosts.items():
             ghost.num_slots = self._counts.ghosts[layer].num_slots
-        self._orders.append((order, view_scores(self.idle_score_LE, layers)))
-        share = num_slots / (self._num_layers * self._num_experts)
-        self._slow_weight = min(MAX_SLOW_WEIGHT, self._slow_weight + SLOW_WEIGHT * share)
-        return order
+        self._slow_weight = 0.0
+        for num_slots, _ in partitions:
+            share = num_slots / self._size
+            self._slow_weight = min(MAX_SLOW_WEIGHT, self._slow_weight + SLOW_WEIGHT * share)
 
     def begin_step(self, requests_T: Ints) -> None:
         RegretEviction.begin_step(self, requests_T)
@@ -186,15 +181,14 @@ class ReuseEviction(RegretEviction):
             value = self._value_LE[layer, e]
             self._expected_LE[layer, e] = probability + (1.0 - probability) * value
 
-    def compute_scores(self) -> Scores:
-        """Returns `score_LE`, computed anew if events have changed it."""
+    def scores(self) -> Scores:
         if not self._is_outdated:
-            return self.score_LE
-        RegretEviction.compute_scores(self)
+            return self.score_N
+        RegretEviction.scores(self)
         for layer in self._probabilities:
             self._expect(layer)
             copy_scores(self._expected_LE[layer], self._view_LE[layer])
-        return self.score_LE
+        return self.score_N
 
     def compute_idle_scores(self) -> Scores:
         """Returns `idle_score_LE`, computed anew."""
@@ -220,8 +214,7 @@ class ReuseEviction(RegretEviction):
         # cache already holds: fetching it cost 2 to 7 % of the time per output token.
         if self._is_long or not self._uses_predictions:
             return None
-        self.compute_idle_scores()
-        return find_best_absent(self._orders, LEAST_IDLE_SCORE)
+        return self.find_best_absent(self.compute_idle_scores(), LEAST_IDLE_SCORE)
 
     def end_step(self) -> None:
         self.trusts_predictor = self._counts.hits <= self._hits * (1.0 + MARGIN)

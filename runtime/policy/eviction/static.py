@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors.errors import MoecastError
-from runtime.policy.eviction.base import Expert, ScoreEviction, ScoreOrder, view_scores
+from runtime.policy.eviction.base import EvictionPolicy, Expert, view_scores
 
 
-class StaticEviction(ScoreEviction):
+class StaticEviction(EvictionPolicy):
     """Keeps a fixed set of experts and a few buffers (ProMoE, section 7.1).
 
     The baseline "caches a fixed set of experts and utilizes two additional expert buffers to load
@@ -45,8 +45,6 @@ class StaticEviction(ScoreEviction):
             )
         super().__init__(num_layers=num_layers, num_experts=num_experts)
         self._buffers = buffers
-        self._partitions: list[tuple[int, range]] = []
-        """Slots of each partition, and its layers."""
         self._warmup_steps = warmup_steps
         self._steps = 0
         self._is_fixed = counts is not None
@@ -60,16 +58,15 @@ class StaticEviction(ScoreEviction):
                 )
             self._uses_LE = counts_LE
 
-    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
-        self._partitions.append((num_slots, layers))
+    def divide(self, partitions: Sequence[tuple[int, range]]) -> None:
+        super().divide(partitions)
         if self._is_fixed:
             self._fix()
-        return super().make_order(num_slots=num_slots, layers=layers)
 
     def _fix(self) -> None:
         """Gives scores to the most used experts of each partition; ties go to the lower id."""
         self.score_LE[:] = 0.0
-        for num_slots, layers in self._partitions:
+        for num_slots, layers in self.partitions:
             uses_N = self._uses_LE[layers.start : layers.stop].reshape(-1)
             members = np.argsort(-uses_N, kind="stable")[: max(0, num_slots - self._buffers)]
             ascending = members[np.argsort(uses_N[members], kind="stable")]

@@ -1,31 +1,36 @@
 """Each paper's formula and rules on cases worked out by hand."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pytest
 
 from predictors.errors import MoecastError
-from runtime.policy.eviction.base import EvictionPolicy, Expert, ScoreOrder
+from runtime.policy.eviction.base import EvictionPolicy, Expert
 from runtime.policy.eviction.registry import make_eviction_policy
 from tests.builders.arena import policy_of
 
 
-def filled(policy: EvictionPolicy, residents: Iterable[Expert], *, layers: int = 2) -> ScoreOrder:
-    """A order over all layers, with residents admitted in this order."""
+def fill(policy: EvictionPolicy, residents: Iterable[Expert], *, layers: int = 2) -> None:
+    """Shares the slots among all layers, and admits the residents in this order."""
     residents = list(residents)
-    order = policy.make_order(num_slots=len(residents), layers=range(layers))
+    policy.divide([(len(residents), range(layers))])
     for expert in residents:
-        order.on_admit(expert)
-    return order
+        policy.on_admit(expert)
 
 
-def leaving(order: ScoreOrder, *, stay: Iterable[Expert] = ()) -> list[Expert]:
+def victim_of(
+    policy: EvictionPolicy, is_evictable: Callable[[Expert], bool] = lambda _: True
+) -> Expert | None:
+    return policy.choose_victim(0, is_evictable)
+
+
+def leaving(policy: EvictionPolicy, *, stay: Iterable[Expert] = ()) -> list[Expert]:
     """The order in which residents are dropped, but those that stay."""
     kept = set(stay)
     evicted = []
-    while (victim := order.choose_victim(lambda expert: expert not in kept)) is not None:
-        order.on_remove(victim)
+    while (victim := victim_of(policy, lambda expert: expert not in kept)) is not None:
+        policy.on_remove(victim)
         evicted.append(victim)
     return evicted
 
@@ -51,73 +56,74 @@ ABC = [(0, 0), (0, 1), (0, 2)]
 
 
 def test_lru__uses_and_predictions_are_accesses():
-    order = filled(policy_of("lru"), ABC)
-    order.on_use((0, 0))
-    order.on_predict((0, 1))
-    assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
+    policy = policy_of("lru")
+    fill(policy, ABC)
+    policy.on_use((0, 0))
+    policy.on_predict((0, 1))
+    assert leaving(policy) == [(0, 2), (0, 0), (0, 1)]
 
 
 def test_score_order__finds_the_one_evictable_expert():
     policy = policy_of("lfu", experts=64)
     everyone = [(0, e) for e in range(64)]
     step(policy, {e: 1 for e in range(32, 64)}, {})
-    order = filled(policy, everyone)
-    assert leaving(order, stay=everyone[:31]) == everyone[31:]
+    fill(policy, everyone)
+    assert leaving(policy, stay=everyone[:31]) == everyone[31:]
 
 
 def test_static__keeps_the_given_set_and_streams_the_rest():
     counts = [[5, 0, 9, 0], [0, 7, 0, 0]]
     policy = policy_of("static", counts=counts, buffers=2)
-    order = policy.make_order(num_slots=5, layers=range(2))
+    policy.divide([(5, range(2))])
     for expert in [(0, 2), (1, 3), (0, 0), (1, 0), (1, 1)]:
-        order.on_admit(expert)
-    order.on_use((1, 3))
+        policy.on_admit(expert)
+    policy.on_use((1, 3))
     # Three of the five slots are fixed: (0, 2), (1, 1), (0, 0); all others are LRU.
-    assert order.choose_victim(lambda _: True) == (1, 0)
-    assert order.choose_victim(lambda expert: expert != (1, 0)) == (1, 3)
-    assert order.choose_victim(lambda expert: expert[0] == 0) == (0, 0)
+    assert victim_of(policy) == (1, 0)
+    assert victim_of(policy, lambda expert: expert != (1, 0)) == (1, 3)
+    assert victim_of(policy, lambda expert: expert[0] == 0) == (0, 0)
 
 
 def test_static__learns_its_set_when_it_is_given_none():
     policy = policy_of("static", warmup_steps=3, buffers=1)
-    order = policy.make_order(num_slots=2, layers=range(2))
-    order.on_admit((0, 3))
-    order.on_admit((1, 1))
+    policy.divide([(2, range(2))])
+    policy.on_admit((0, 3))
+    policy.on_admit((1, 1))
     for _ in range(2):
         step(policy, {3: 1}, {1: 1})
-        assert order.choose_victim(lambda _: True) == (0, 3), "LRU while it learns"
+        assert victim_of(policy) == (0, 3), "LRU while it learns"
     step(policy, {3: 1}, {2: 1})
-    assert order.choose_victim(lambda _: True) == (1, 1)
+    assert victim_of(policy) == (1, 1)
     for _ in range(9):
         step(policy, {0: 1}, {1: 1})
-    assert order.choose_victim(lambda _: True) == (1, 1), "the set is fixed for good"
+    assert victim_of(policy) == (1, 1), "the set is fixed for good"
 
 
 def test_moe_infinity_sequence__ratio_times_layer_decay():
     policy = policy_of("moe-infinity-sequence")
     step(policy, {0: 6, 1: 2}, {0: 5, 2: 3})
-    order = filled(policy, [(0, 0), (0, 1), (0, 3), (1, 0), (1, 2), (1, 3)])
+    fill(policy, [(0, 0), (0, 1), (0, 3), (1, 0), (1, 2), (1, 3)])
     # Layer 0 (decay 1): 6/8, 2/8, 0. Layer 1 (decay 1/2): 5/16, 3/16, 0. Zeros by decay alone.
-    assert leaving(order) == [(1, 3), (0, 3), (1, 2), (0, 1), (1, 0), (0, 0)]
+    assert leaving(policy) == [(1, 3), (0, 3), (1, 2), (0, 1), (1, 0), (0, 0)]
 
 
 def test_moe_infinity_sequence__counts_at_once_and_per_sequence():
     policy = policy_of("moe-infinity-sequence")
-    order = filled(policy, [(0, 0), (0, 1)])
+    fill(policy, [(0, 0), (0, 1)])
     policy.begin_step(ONE)
     route(policy, 0, {0: 1})
-    assert order.choose_victim(lambda _: True) == (0, 1), "at once, not when the step ends"
+    assert victim_of(policy) == (0, 1), "at once, not when the step ends"
     policy.end_step()
     step(policy, {1: 1}, request=1)
-    assert order.choose_victim(lambda _: True) == (0, 0), "the new sequence's matrix is empty"
+    assert victim_of(policy) == (0, 0), "the new sequence's matrix is empty"
     policy.begin_step(ONE)
-    assert order.choose_victim(lambda _: True) == (0, 1), "sequence 0 goes on with its own"
+    assert victim_of(policy) == (0, 1), "sequence 0 goes on with its own"
 
 
 @pytest.mark.parametrize("name", ["moe-infinity-sequence", "moe-infinity-request"])
 def test_moe_infinity__requests_of_one_step_are_told_apart(name):
     policy = policy_of(name, layers=1)
-    order = filled(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
+    fill(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
     policy.begin_step(np.array([3, 3, 3, 5]))
     policy.on_tokens_routed(0, np.array([[0], [0], [1], [2]]))
     policy.on_routed(0, {0: 2, 1: 1, 2: 1})
@@ -125,101 +131,103 @@ def test_moe_infinity__requests_of_one_step_are_told_apart(name):
     policy.begin_step(np.array([3, 5]))
     # Ratios (2/3, 1/3, 0) and (0, 0, 1); counts (2, 1, 0) and (0, 0, 1).
     both = {"moe-infinity-sequence": [1, 0, 2], "moe-infinity-request": [1, 2, 0]}[name]
-    kept = filled(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
-    assert leaving(kept) == [(0, e) for e in both]
+    fill(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
+    assert leaving(policy) == [(0, e) for e in both]
     policy.begin_step(np.array([5]))
-    assert leaving(order) == [(0, 0), (0, 1), (0, 2)]
+    fill(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
+    assert leaving(policy) == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_moe_infinity_request__counts_ended_iterations():
     policy = policy_of("moe-infinity-request")
     step(policy, {0: 3, 1: 1}, {0: 3, 1: 1})
     residents = [(1, 0), (1, 1), (0, 0), (0, 1)]
-    order = filled(policy, residents)
+    fill(policy, residents)
     policy.begin_step(np.zeros(5, np.int64))
     route(policy, 0, {1: 5})
     # (3 1) and (3 1) x 1/2; the five tokens of the running iteration do not count yet.
-    assert leaving(order) == [(1, 1), (0, 1), (1, 0), (0, 0)]
+    assert leaving(policy) == [(1, 1), (0, 1), (1, 0), (0, 0)]
     policy.end_step()
     policy.begin_step(ONE)
-    assert leaving(filled(policy, residents))[-2:] == [(0, 0), (0, 1)], "1 + 5 > 3"
+    fill(policy, residents)
+    assert leaving(policy)[-2:] == [(0, 0), (0, 1)], "1 + 5 > 3"
 
 
 @pytest.mark.parametrize("name", ["moe-infinity-sequence", "moe-infinity-request"])
 def test_moe_infinity__protects_prefetches_until_routing(name):
     policy = policy_of(name)
     step(policy, {0: 9}, {0: 9})
-    order = filled(policy, [(0, 0), (1, 2), (1, 3)])
+    fill(policy, [(0, 0), (1, 2), (1, 3)])
     policy.begin_step(ONE)
     route(policy, 0, {0: 1})
     for expert in [(1, 2), (1, 3)]:
-        order.on_prefetch(expert)
+        policy.on_prefetch(expert)
     # (0, 0) has 9 tokens, but the others await layer 1.
-    assert order.choose_victim(lambda _: True) == (0, 0)
+    assert victim_of(policy) == (0, 0)
     route(policy, 1, {2: 1})
-    assert order.choose_victim(lambda _: True) == (1, 3), "not chosen: back to its score"
-    assert leaving(order, stay=[(1, 3)]) == [(0, 0), (1, 2)], "chosen, but not requested yet"
-    order = filled(policy, [(1, 2), (0, 1)])
-    order.on_prefetch((1, 2))
-    order.on_prefetch((0, 1))
-    order.on_use((1, 2))
-    assert leaving(order) == [(1, 2), (0, 1)], "used: its own score, while (0, 1) is awaited"
+    assert victim_of(policy) == (1, 3), "not chosen: back to its score"
+    assert leaving(policy, stay=[(1, 3)]) == [(0, 0), (1, 2)], "chosen, but not requested yet"
+    fill(policy, [(1, 2), (0, 1)])
+    policy.on_prefetch((1, 2))
+    policy.on_prefetch((0, 1))
+    policy.on_use((1, 2))
+    assert leaving(policy) == [(1, 2), (0, 1)], "used: its own score, while (0, 1) is awaited"
 
 
 def test_moe_infinity_request__newer_forecasts_end_protection():
     policy = policy_of("moe-infinity-request", layers=1)
-    order = policy.make_order(num_slots=2, layers=range(1))
+    policy.divide([(2, range(1))])
     policy.begin_step(ONE)
     even = [1.0] * 4  # chances are capped at 1, the paper's priorities are not
     policy.on_forecast(0, even, [0.9, 0.8, 0.1, 0.0])
     for expert in [(0, 0), (0, 1)]:
-        order.on_admit(expert)
-        order.on_prefetch(expert)
+        policy.on_admit(expert)
+        policy.on_prefetch(expert)
     policy.on_forecast(0, even, [0.1, 0.8, 0.9, 0.0])
-    order.on_predict((0, 0))
+    policy.on_predict((0, 0))
     # Two slots: 2 and 1 are wanted now, 0 is not, though it was touched last.
-    assert order.choose_victim(lambda _: True) == (0, 0)
+    assert victim_of(policy) == (0, 0)
 
 
 def test_fmoe__probability_times_visits_in_the_cache():
     policy = policy_of("fmoe", layers=1)
-    order = filled(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
+    fill(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
     for expert in [(0, 0), (0, 1), (0, 0), (0, 1), (0, 0)]:
-        order.on_use(expert)
+        policy.on_use(expert)
     # Before any map: frequencies 4, 3, 1, the fetch included.
-    assert order.choose_victim(lambda _: True) == (0, 2)
+    assert victim_of(policy) == (0, 2)
     policy.on_forecast(0, [0.25, 0.5, 0.75, 0.0], [1.0] * 4)
     # 1/(p freq): 4 x .25 = 1, 3 x .5 = 1.5, 1 x .75 = .75.
-    assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
+    assert leaving(policy) == [(0, 2), (0, 0), (0, 1)]
 
 
 def test_fmoe__an_evicted_expert_is_counted_anew():
     policy = policy_of("fmoe", layers=1)
-    order = filled(policy, [(0, 0), (0, 1)], layers=1)
+    fill(policy, [(0, 0), (0, 1)], layers=1)
     for expert in [(0, 0), (0, 0), (0, 0), (0, 1)]:
-        order.on_use(expert)
-    order.on_remove((0, 0))
-    order.on_admit((0, 0))
-    assert order.choose_victim(lambda _: True) == (0, 0)
+        policy.on_use(expert)
+    policy.on_remove((0, 0))
+    policy.on_admit((0, 0))
+    assert victim_of(policy) == (0, 0)
 
 
 def test_belady__knows_the_uses_of_the_next_steps_only():
     future = [[[0]], [[1]], [[2]], [[3]], [[0]]]
     policy = policy_of("belady", layers=1, future=future, known_steps=2)
-    order = filled(policy, [(0, 0), (0, 1), (0, 2), (0, 3)], layers=1)
+    fill(policy, [(0, 0), (0, 1), (0, 2), (0, 3)], layers=1)
     policy.begin_step(ONE)
     policy.on_routed(0, {0: 1})
     policy.end_step()
     # After step 0, only the use of 1 is known; of the others, 0 was used and the oldest goes first.
     evicted = []
     for _ in range(3):
-        victim = order.choose_victim(lambda _: True)
-        order.on_remove(victim)
+        victim = victim_of(policy)
+        policy.on_remove(victim)
         evicted.append(victim[1])
     assert evicted == [2, 3, 0]
     policy.begin_step(ONE)
     assert policy.next_idle_candidate() == (0, 2), "known from now on; 3 and 0 are not"
-    order.on_admit((0, 2))
+    policy.on_admit((0, 2))
     assert policy.next_idle_candidate() is None
     assert policy.may_evict_for((0, 0), (0, 2))
     assert not policy.may_evict_for((0, 2), (0, 0))
@@ -245,7 +253,7 @@ def test_eviction_policy__what_cannot_be_made_is_refused(name, options, message)
 
 def test_first_layers__keep_all_but_a_layer_and_the_next_ones_hot_experts():
     policy = make_eviction_policy("first-layers", num_layers=2, num_experts=8, top_k=2)
-    policy.make_order(num_slots=12, layers=range(2))
+    policy.divide([(12, range(2))])
     # 8 + 2 buffers leave two slots for good: those of the first layer's first experts.
     stay = [(layer, e) for layer in range(2) for e in range(8) if policy.is_permanent((layer, e))]
     assert stay == [(0, 0), (0, 1)]
@@ -255,15 +263,15 @@ def test_first_layers__keep_all_but_a_layer_and_the_next_ones_hot_experts():
         kept = [policy.is_permanent((layer, e)) for layer in range(2) for e in range(8)]
         assert kept == [True] * num_permanent + [False] * (16 - num_permanent)
     few = make_eviction_policy("first-layers", num_layers=2, num_experts=8, top_k=4)
-    few.make_order(num_slots=12, layers=range(2))
+    few.divide([(12, range(2))])
     assert not few.is_permanent((0, 0))
 
 
 def test_lfu__an_evicted_expert_starts_again_from_zero():
     policy = policy_of("lfu", layers=1, reset_on_eviction=True)
-    order = filled(policy, ABC, layers=1)
+    fill(policy, ABC, layers=1)
     for chosen in ({0: 1}, {0: 1}, {1: 1}, {2: 1}, {2: 1}):
         step(policy, chosen)
-    order.on_remove((0, 0))
-    order.on_admit((0, 0))
-    assert leaving(order) == [(0, 0), (0, 1), (0, 2)]
+    policy.on_remove((0, 0))
+    policy.on_admit((0, 0))
+    assert leaving(policy) == [(0, 0), (0, 1), (0, 2)]

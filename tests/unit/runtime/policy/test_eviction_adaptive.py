@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from runtime.policy.eviction.base import ScoreEviction
+from runtime.policy.eviction.base import EvictionPolicy
 from runtime.policy.eviction.regret import BLENDED, DECAYS, RegretEviction, UseShares
 from tests.builders.arena import policy_of, random_routing, serve
 
@@ -22,7 +22,7 @@ def drifting(steps: int) -> list:
     return [[sorted((step // 4 + i) % 32 for i in (0, 1, 3, 6))] for step in range(steps)]
 
 
-class FadingEviction(ScoreEviction):
+class FadingEviction(EvictionPolicy):
     """LFU whose counts decay."""
 
     def __init__(self, decay):
@@ -73,7 +73,8 @@ def test_discount__is_the_time_until_the_layer_comes():
         policy.on_routed(layer, {})
     # Behind layer 1: layer 2 is next, then 3, 0 and 1.
     share = sum(weight * decay / (decay + 1) for decay, weight in BLENDED.items())
-    score_LE = policy.compute_scores()
+    policy.scores()
+    score_LE = policy.score_LE
     assert score_LE[:, 0].tolist() == pytest.approx(
         [1 / (1 / share + 2 / 4), 1 / (1 / share + 3 / 4), 0.0, 1 / (1 + 1 / 4)], abs=1e-5
     )

@@ -99,7 +99,7 @@ class Machine(stateful.RuleBasedStateMachine):
             if entry is None:
                 entry = self.try_to_admit(expert)
             else:
-                self.cache.on_use(expert)
+                self.cache.policy.on_use(expert)
             if entry is not None:
                 entry.pins += 1
         for (layer, _), entry in self.cache.entries.items():
@@ -111,7 +111,7 @@ class Machine(stateful.RuleBasedStateMachine):
         chance_E = [self.random.random() for _ in range(EXPERTS)]
         self.cache.policy.on_forecast(layer, chance_E, chance_E)
         if self.cache.entries.get((layer, e)) is not None:
-            self.cache.on_predict((layer, e))
+            self.cache.policy.on_predict((layer, e))
         else:
             entry = self.try_to_admit((layer, e))
             if entry is not None:

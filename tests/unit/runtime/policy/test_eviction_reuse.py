@@ -176,7 +176,7 @@ def test_reuse__scores_do_not_depend_on_when_they_are_read() -> None:
     """They are computed when an expert is evicted: reading them after every event changes none."""
     policies = [ReuseEviction(num_layers=LAYERS, num_experts=EXPERTS) for _ in range(2)]
     for policy in policies:
-        policy.make_order(num_slots=4, layers=range(LAYERS))
+        policy.divide([(4, range(LAYERS))])
     for step in range(40):
         rng = np.random.default_rng(step)
         events: list[tuple] = [("begin_step", ONE)]
@@ -189,9 +189,9 @@ def test_reuse__scores_do_not_depend_on_when_they_are_read() -> None:
         for event, *arguments in events:
             for policy in policies:
                 getattr(policy, event)(*arguments)
-            policies[0].compute_scores()
+            policies[0].scores()
             policies[0].compute_idle_scores()
-        read, unread = (policy.compute_scores().tolist() for policy in policies)
+        read, unread = (policy.scores().tolist() for policy in policies)
         assert read == unread
         read, unread = (policy.compute_idle_scores().tolist() for policy in policies)
         assert read == unread
