@@ -122,7 +122,7 @@ def size_tiers(
     scratch_bytes, decoded = store.scratch_bytes, max_decoded_bytes(store)
     owned = store.experts_per_layer  # a few layers may have less than the others
     if part is not None:
-        owned = [part.blocks.num_local] * store.num_layers
+        owned = [part.blocks.block_size] * store.num_layers
     top = SlotRequirements(
         experts=count_experts(store, owned),
         top_k=spec.top_k,
@@ -236,16 +236,16 @@ def connect(
     """Return an engine over each device's tiers, the computing one first."""
     slows_computing = not isinstance(devices[0][0][1], DeviceRing)
     system = adapt_to_link(options.system, slows_computing=slows_computing)
-    placement = place_experts(store.experts_per_layer, len(devices))
-    part = placement if options.part is None else options.part.blocks
+    part = options.part
+    placement = part.blocks if part else place_experts(store.experts_per_layer, len(devices))
     cache = build_device_cache(
         replace(system, chunked=False),  # a ring interrupts prefetches between chunks by itself
         spec,
         num_slots=[[arena.num_slots for arena, _ in tiers] for tiers in devices],
         first_slots=[[arena.first_slots for arena, _ in tiers] for tiers in devices],
         chunk_bytes=[layout.chunk_bytes for layout in store.layouts],
-        placement=None if part == ExpertPlacement() else part,
-        device=0 if options.part is None else options.part.rank,
+        placement=None if placement == ExpertPlacement() else placement,
+        device=part.rank if part else 0,
     )
     numbered = [(*tier, number) for number, tiers in enumerate(devices) for tier in tiers]
     links = [
@@ -275,6 +275,5 @@ def connect(
             links, arrivals, watchdog_seconds=system.watchdog_seconds, timeline=options.timeline
         ),
         driver=driver,
-        placement=placement,
         host_compute=host_compute,
     )

@@ -28,7 +28,6 @@ from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.device_cache import DeviceCache, count_tokens
 from runtime.policy.eviction.base import Expert
 from runtime.policy.forecast_payoff import ForecastPayoff
-from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
 from runtime.store.ggml.matrix import ExpertWeights
 from runtime.transfer.arena import Arena, SlotTable
@@ -71,7 +70,6 @@ class Engine:
     Args:
         arenas: In the order of the loop's links and `cache.tiers`: by device, the computing tier
             first.
-        placement: Maps experts to devices.
         host_compute: Chooses missed experts to compute in the second arena; None: all are copied.
     """
 
@@ -83,7 +81,6 @@ class Engine:
         cache: DeviceCache,
         loop: WatchedLoop,
         driver: PredictorDriver,
-        placement: ExpertPlacement | None = None,
         host_compute: HostCompute | None = None,
     ):
         self.store = store
@@ -92,12 +89,12 @@ class Engine:
         self.loop = loop
         self.driver = driver
         self.stats = StepStats()
-        self._tops = [
-            (arena, link.ring)
+        self._tops = {
+            link.tier: (arena, link.ring)
             for arena, link in zip(self.arenas, loop.links, strict=True)
             if link.tier.is_top
-        ]
-        self._placement = placement or ExpertPlacement()
+        }
+        """The computing tier of each device, with its arena and its ring."""
         self._num_experts = store.num_experts
         self._forward_lock = ForwardPassLock()
         self._pinned: Expert | None = None
@@ -105,7 +102,7 @@ class Engine:
         self._pending: dict[int, list[int]] = {}
         """Requested experts by layer that have not been computed yet."""
         self._host_compute = host_compute
-        self._waits_on_device = self._tops[0][1].can_join
+        self._waits_on_device = loop.links[0].ring.can_join
         """The computation waits for copies, not the host."""
         self._resident: ResidentExperts | None = None
         """Looks experts up where one device computes them together; None: the host does."""
@@ -322,7 +319,7 @@ class Engine:
 
     def _wait_for_computation(self) -> None:
         """Order transfers after the uses of slots that were not reported as `computed`."""
-        for _, ring in self._tops:
+        for _, ring in self._tops.values():
             ring.wait_for_computation()
 
     # ---- experts for the model (`ExpertSource`)
@@ -402,7 +399,8 @@ class Engine:
     def _unpin(self) -> None:
         if self._pinned is not None:
             pinned, self._pinned = self._pinned, None
-            self._tops[self._device(pinned)][1].computed([self._slot(pinned)])
+            _, ring = self._tops[self.cache.computing_tier(pinned)]
+            ring.computed([self._slot(pinned)])
             self.cache.release(pinned)
 
     def _next(self, layer: int, pending: list[int]) -> dict[int, int]:
@@ -459,10 +457,11 @@ class Engine:
         if self._pending.get(layer) is not order:
             return  # the step has ended in an error, and with it their requests
         if not self._is_complete:
-            for device, (_, ring) in enumerate(self._tops):
-                own = {e: s for e, s in slots.items() if self._device((layer, e)) == device}
+            tier_of = self.cache.computing_tier
+            for tier, (_, ring) in self._tops.items():
+                own = [slot for e, slot in slots.items() if tier_of((layer, e)) is tier]
                 if own:
-                    ring.computed(own.values())
+                    ring.computed(own)
         for e in slots:
             order.remove(e)
             if not self._is_complete:
@@ -471,16 +470,13 @@ class Engine:
             self.pump()
 
     def _weights(self, expert: Expert, slot: int) -> ExpertWeights:
-        return self._tops[self._device(expert)][0].weights(expert[0], slot)
+        arena, _ = self._tops[self.cache.computing_tier(expert)]
+        return arena.weights(expert[0], slot)
 
     def _slot(self, expert: Expert) -> int:
         entry = self.cache.entry(expert)
         assert entry is not None
         return entry.slot
-
-    def _device(self, expert: Expert) -> int:
-        # One arena here may be one of many: a rank has its own experts only.
-        return 0 if len(self._tops) == 1 else self._placement.device(expert)
 
     # ---- misses computed in host memory
 

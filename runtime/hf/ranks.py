@@ -22,7 +22,7 @@ from runtime.hf.adapters.base import ExpertSource, LayerExperts
 from runtime.hf.adapters.fused import InterfaceAdapter
 from runtime.hf.experts import find_accumulation
 from runtime.hf.layers import MoeLayer
-from runtime.policy.placement import BlockPlacement, RankPart
+from runtime.policy.placement import ExpertPlacement, RankPart
 from runtime.store.base import ExpertStore
 from runtime.store.ggml.matrix import ExpertWeights
 
@@ -32,7 +32,7 @@ class RankExperts(LayerExperts):
 
     def __init__(self, source: ExpertSource, layer: int, part: RankPart):
         super().__init__(source, layer)
-        self._first = part.rank * part.blocks.num_local
+        self._first = part.rank * part.blocks.block_size
 
     def in_place(self, wanted: list[int]) -> Iterator[dict[int, ExpertWeights]]:
         for batch in super().in_place([self._first + e for e in wanted]):
@@ -76,7 +76,7 @@ def find_own_part(
             f"{world} processes cannot share layers of {sorted(set(store.experts_per_layer))} "
             "experts evenly; take a number of processes that divides them"
         )
-    return RankPart(BlockPlacement(world, num_experts=num_experts), dist.get_rank())
+    return RankPart(ExpertPlacement(world, block_size=num_experts // world), dist.get_rank())
 
 
 def attach_own_experts(
@@ -93,7 +93,7 @@ def attach_own_experts(
         layer.adapter.attach(layer.experts, experts)
         attached.append(experts)
         module = layer.experts
-        module.num_experts = part.blocks.num_local
+        module.num_experts = part.blocks.block_size
         module._is_expert_parallel = True
         # The same mesh twice: the processes that share experts share every batch.
         EpDispatchExpertsParallel().install_forward(module, mesh, tp_mesh=mesh)

@@ -22,7 +22,7 @@ cdef class DeviceCache:
 
     cpdef bint owns(self, tuple expert)
     cpdef _own(self, Py_ssize_t layer, experts)
-    cpdef CacheTier _top(self, tuple expert)
+    cpdef CacheTier computing_tier(self, tuple expert)
     cpdef _on_device(self, CacheTier tier, Py_ssize_t layer, experts)
     @cython.locals(top=CacheTier)
     cpdef bint is_ready(self, tuple expert)

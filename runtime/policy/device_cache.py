@@ -52,7 +52,7 @@ class DeviceCache:
         self._drop_used = system.drop_used
         self._placement = placement or ExpertPlacement()
         self._only = self.top if placement is None else None
-        """The computing tier of all experts; None: `_top` says which is an expert's."""
+        """The computing tier of all experts; None: `computing_tier` says which is an expert's."""
         self._top_of_device = {top.device: top for top in self._tops}
         self._num_experts = num_experts
         self._num_owned = sum(len(self._list_owned(top)) for top in self._tops)
@@ -80,7 +80,7 @@ class DeviceCache:
             return experts
         return [e for e in experts if self.owns((layer, e))]
 
-    def _top(self, expert: Expert) -> CacheTier:
+    def computing_tier(self, expert: Expert) -> CacheTier:
         """Returns the computing tier of one of the experts that are here."""
         return self._only or self._top_of_device[self._placement.device(expert)]
 
@@ -128,14 +128,14 @@ class DeviceCache:
         return self._changing_tiers() is self._lower
 
     def is_ready(self, expert: Expert) -> bool:
-        top = self._only or self._top(expert)
+        top = self._only or self.computing_tier(expert)
         return top.is_ready(expert)
 
     def first_ready(self, layer: int, experts: Sequence[int]) -> int | None:
         """Returns the first of a layer's experts that is ready; None: none is."""
         for e in experts:
             expert = layer, e
-            top = self._only or self._top(expert)
+            top = self._only or self.computing_tier(expert)
             if top.is_ready(expert):
                 return e
         return None
@@ -145,7 +145,7 @@ class DeviceCache:
         return not all([self.entry((layer, e)) for e in self._own(layer, experts)])
 
     def entry(self, expert: Expert) -> CacheEntry | None:
-        top = self._only or self._top(expert)
+        top = self._only or self.computing_tier(expert)
         return top.cache.entries.get(expert)
 
     def requested_early(self, layer: int) -> Collection[int]:
@@ -225,7 +225,7 @@ class DeviceCache:
         for e in self._own(layer, experts if named is None else named):
             if e not in predicted:
                 expert = layer, e
-                top = self._only or self._top(expert)
+                top = self._only or self.computing_tier(expert)
                 entry = top.cache.entries.get(expert)
                 is_known = entry is not None and not entry.speculative_bytes
                 predicted[e] = is_known and top.is_ready(expert)
@@ -261,7 +261,7 @@ class DeviceCache:
         for e in new:
             early[e] = self._count_request(layer, e, self._predicted.get(layer, {}))
             if layer not in self._displaced:
-                self._top((layer, e)).request((layer, e))
+                self.computing_tier((layer, e)).request((layer, e))
         return new
 
     def _pin_predicted(self, layer: int) -> None:
@@ -271,7 +271,7 @@ class DeviceCache:
         """
         pinned = [e for e in self._predicted.get(layer, {}) if self.entry((layer, e)) is not None]
         for e in pinned:
-            self._top((layer, e)).pin((layer, e))
+            self.computing_tier((layer, e)).pin((layer, e))
         self._pinned_early[layer] = pinned
 
     def displace_early(self, layer: int) -> bool:
@@ -368,7 +368,7 @@ class DeviceCache:
             for e in order:
                 if e not in held:
                     expert = layer, e
-                    top = self._only or self._top(expert)
+                    top = self._only or self.computing_tier(expert)
                     top.request(expert)
         if pinned:
             self.cancel(layer, pinned)
@@ -389,7 +389,7 @@ class DeviceCache:
         if self.system.hot_first:
             order.sort(key=tokens_per_expert.__getitem__, reverse=True)
         if self._reordered and not all_ready:
-            tops = {e: self._only or self._top((layer, e)) for e in order}
+            tops = {e: self._only or self.computing_tier((layer, e)) for e in order}
             order.sort(key=lambda e: tops[e].progress((layer, e)), reverse=True)
         return order
 
@@ -402,7 +402,7 @@ class DeviceCache:
     def _evict_unused(self, layer: int, experts: Sequence[int], used: Collection[int]) -> None:
         for e in experts:
             if e not in used:
-                self._top((layer, e)).evict((layer, e))
+                self.computing_tier((layer, e)).evict((layer, e))
 
     def next_candidates(self, layer: int, pending: Sequence[int]) -> Sequence[int]:
         """Returns which of the pending experts may be computed next, whichever is ready first.
@@ -424,7 +424,7 @@ class DeviceCache:
         Its layer was not requested at once, or `make_room` cancelled it while it was in flight, and
         it has arrived all the same: without a pin it could be evicted while it is computed.
         """
-        top = self._only or self._top(expert)
+        top = self._only or self.computing_tier(expert)
         if not top.is_requested(expert):
             top.request(expert)
 
@@ -435,7 +435,7 @@ class DeviceCache:
         for a slot that only experts hold, or are about to get, that it computes later: as many of
         `coming` as there are slots keep their requests, in the order in which they are computed.
         """
-        top = self._top((layer, expert))
+        top = self.computing_tier((layer, expert))
         others = [e for e in self._on_device(top, layer, coming) if e != expert]
         num_others = max(0, top.cache.share(layer) - 1)
         self.cancel(layer, others[num_others:])
@@ -446,7 +446,7 @@ class DeviceCache:
 
     def release(self, expert: Expert) -> None:
         """Ends the request of an expert that has been computed."""
-        top = self._only or self._top(expert)
+        top = self._only or self.computing_tier(expert)
         assert expert in top.cache.entries, expert
         top.release(expert)
         if self._drop_used:
@@ -455,7 +455,7 @@ class DeviceCache:
     def cancel(self, layer: int, experts: Sequence[int]) -> None:
         """Ends the requests of experts that are not going to be computed."""
         for e in self._own(layer, experts):
-            top = self._top((layer, e))
+            top = self.computing_tier((layer, e))
             if top.is_requested((layer, e)):
                 top.release((layer, e))
 
@@ -478,7 +478,7 @@ class DeviceCache:
             if e not in early and not self._count_request(layer, e, named):
                 num_missing += 1
         for e in named:
-            top = self._only or self._top((layer, e))
+            top = self._only or self.computing_tier((layer, e))
             counters = top.counters[layer]
             counters.predicted += 1
         return num_missing
@@ -489,7 +489,7 @@ class DeviceCache:
         `named`: experts of the layer that forecasts have named, and whether each was resident then.
         """
         expert = layer, e
-        top = self._only or self._top(expert)
+        top = self._only or self.computing_tier(expert)
         counters = top.counters[layer]
         is_hit = top.count_request(expert)
         entry = top.cache.entries.get(expert)

@@ -20,7 +20,7 @@ NO_DEVICE = -1
 
 @dataclass(frozen=True)
 class ExpertPlacement:
-    """A hash of layer and expert.
+    """A hash of layer and expert, or blocks of experts.
 
     MoE-Infinity (request level), section 5.3: "a hashing function to assign the experts to
     different GPUs based on their IDs". The hash is the remainder of their sum: every device has the
@@ -32,6 +32,9 @@ class ExpertPlacement:
     experts_per_layer: tuple[int, ...] = ()
     """Experts of each layer, where a few layers have less than the others; empty: all have as many.
     Ids at or above a layer's own are on no device."""
+    block_size: int = 0
+    """Consecutive experts of a layer on each device, as in Transformers' expert parallelism; 0: the
+    hash decides."""
 
     def __post_init__(self) -> None:
         assert self.num_devices >= 1, self.num_devices
@@ -41,11 +44,14 @@ class ExpertPlacement:
         layer, e = expert
         if self.experts_per_layer and e >= self.experts_per_layer[layer]:
             return NO_DEVICE
-        return (layer + e) % self.num_devices
+        return e // self.block_size if self.block_size else (layer + e) % self.num_devices
 
     def mask(self, layer: int, device: int, num_experts: int) -> NDArray[np.bool_]:
         """Returns `[E]`: whether each of the layer's experts is the device's."""
-        own_E: NDArray[np.bool_] = (np.arange(num_experts) + layer) % self.num_devices == device
+        ids_E = np.arange(num_experts)
+        block_size = self.block_size
+        device_E = ids_E // block_size if block_size else (ids_E + layer) % self.num_devices
+        own_E: NDArray[np.bool_] = device_E == device
         if self.experts_per_layer:
             own_E[self.experts_per_layer[layer] :] = False
         return own_E
@@ -63,33 +69,10 @@ def place_experts(experts_per_layer: Sequence[int], num_devices: int = 1) -> Exp
 
 
 @dataclass(frozen=True)
-class BlockPlacement(ExpertPlacement):
-    """Contiguous experts together, as Transformers' expert parallelism divides them over ranks."""
-
-    num_experts: int = 1
-    """Experts of each layer; a multiple of the number of ranks."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert self.num_experts % self.num_devices == 0, (self.num_experts, self.num_devices)
-
-    @property
-    def num_local(self) -> int:
-        """Experts of a layer on each rank."""
-        return self.num_experts // self.num_devices
-
-    def device(self, expert: Expert) -> int:
-        return expert[1] // self.num_local
-
-    def mask(self, layer: int, device: int, num_experts: int) -> NDArray[np.bool_]:  # noqa: ARG002
-        return np.arange(num_experts) // self.num_local == device
-
-
-@dataclass(frozen=True)
 class RankPart:
     """The experts of one process of an expert-parallel model."""
 
-    blocks: BlockPlacement
+    blocks: ExpertPlacement
     rank: int
 
 
