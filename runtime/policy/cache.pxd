@@ -10,11 +10,6 @@ cdef class CacheEntry:
 cdef class _Partition:
     cdef public object slots
     cdef public list free
-    cdef list _starts
-    cdef public Py_ssize_t num_used, num_quarantined
-    cpdef add_free(self, Py_ssize_t slot)
-    @cython.locals(num_rest=Py_ssize_t, free=dict)
-    cpdef check(self)
 
 
 cdef class ExpertCache:
@@ -23,7 +18,8 @@ cdef class ExpertCache:
     cdef public object policy
     cdef public dict entries
     cdef public list first_slots
-    cdef list _partitions, _partition_of_layer, _own_slots, _sizes
+    cdef list _partitions, _partition_of_layer, _own_slots, _sizes, _starts
+    cdef Py_ssize_t _num_shared, _num_free
     cdef public set _quarantine
 
     cpdef expect_changes(self)
@@ -36,7 +32,10 @@ cdef class ExpertCache:
     cpdef Py_ssize_t _take_free(self, _Partition partition, tuple expert)
     @cython.locals(entry=CacheEntry)
     cpdef bint _is_evictable(self, tuple expert)
-    @cython.locals(entry=CacheEntry, partition=_Partition)
+    @cython.locals(entry=CacheEntry)
     cpdef CacheEntry remove(self, tuple expert)
-    @cython.locals(entry=CacheEntry, partition=_Partition)
+    @cython.locals(entry=CacheEntry)
     cpdef CacheEntry _detach(self, tuple expert)
+    cpdef _add_free(self, _Partition partition, Py_ssize_t slot)
+    @cython.locals(num_taken=Py_ssize_t)
+    cpdef _check(self)

@@ -28,31 +28,11 @@ class CacheEntry:
 
 
 class _Partition:
-    """The slots of one layer, or of all.
+    """The slots of one layer, or of all, and those of them that are free, by size."""
 
-    Args:
-        starts: The first slot of each size, ascending.
-    """
-
-    def __init__(self, slots: range, starts: Sequence[int]):
+    def __init__(self, slots: range, num_sizes: int):
         self.slots = slots
-        self._starts = starts
-        self.free: list[dict[int, None]] = [{} for _ in starts]
-        """Free slots by size."""
-        for slot in slots:
-            self.add_free(slot)
-        self.num_used = 0
-        self.num_quarantined = 0
-
-    def add_free(self, slot: int) -> None:
-        self.free[bisect_right(self._starts, slot) - 1][slot] = None
-
-    def check(self) -> None:
-        """Asserts that every slot is free, used or quarantined."""
-        num_rest = len(self.slots) - self.num_quarantined
-        for free in self.free:
-            num_rest -= len(free)
-        assert self.num_used == num_rest >= 0, (self.num_used, num_rest)
+        self.free: list[dict[int, None]] = [{} for _ in range(num_sizes)]
 
 
 Victims = dict[tuple[_Partition, int], Expert | None]
@@ -105,24 +85,23 @@ class ExpertCache:
         self.per_layer = per_layer
         self.policy = policy
         self.entries: dict[Expert, CacheEntry] = {}
-        starts = sorted({0, *self.first_slots})
-        self._sizes = [starts.index(first) for first in self.first_slots]
+        self._starts = sorted({0, *self.first_slots})
+        """The first slot of each size."""
+        self._sizes = [self._starts.index(first) for first in self.first_slots]
         """Of each layer, the index of its experts' size."""
         self._own_slots = divide_among_layers(num_slots, self.first_slots)
         shares = self._own_slots if per_layer else [range(num_slots)]
         assert all(shares), (num_slots, num_layers)
         layers_each = num_layers // len(shares)
-        self._partitions: list[_Partition] = []
-        self._partition_of_layer: list[_Partition] = []
-        for slots in shares:
-            partition = _Partition(slots, starts)
-            self._partitions.append(partition)
-            self._partition_of_layer += [partition] * layers_each
+        self._partitions = [_Partition(slots, len(self._starts)) for slots in shares]
+        self._partition_of_layer = [one for one in self._partitions for _ in range(layers_each)]
+        self._num_shared = sum(map(len, shares))
+        """Slots of all partitions."""
         layers = [range(first, first + layers_each) for first in range(0, num_layers, layers_each)]
         policy.divide([*zip(map(len, shares), layers, strict=True)])
-        self._quarantine: set[int] = set()
         self.num_changes = 0
         """Events, admissions and removals so far: until it changes, so does no eviction score."""
+        self.reset({}, ())
 
     def expect_changes(self) -> EvictionPolicy:
         """Returns the policy, which is then given an event of a step: its scores may change."""
@@ -206,13 +185,12 @@ class ExpertCache:
         if victims:
             victims.clear()
         entry = CacheEntry(slot)
-        partition.num_used += 1
         self.entries[expert] = entry
         self.num_changes += 1
         self.policy.on_admit(expert)
         if prefetch:
             self.policy.on_prefetch(expert)
-        partition.check()
+        self._check()
         return entry, evicted
 
     def _take_free(self, partition: _Partition, expert: Expert) -> int:
@@ -220,6 +198,7 @@ class ExpertCache:
         layer, e = expert
         for free in partition.free[self._sizes[layer] :]:
             if free:
+                self._num_free -= 1
                 # Its own where that is free: a kernel is given all slots between a layer's first
                 # and its last.
                 own = self._own_slots[layer]
@@ -249,9 +228,8 @@ class ExpertCache:
     def remove(self, expert: Expert) -> CacheEntry:
         assert self._is_evictable(expert), (expert, self.entries[expert])
         entry = self._detach(expert)
-        partition = self._partition_of_layer[expert[0]]
-        partition.add_free(entry.slot)
-        partition.check()
+        self._add_free(self._partition_of_layer[expert[0]], entry.slot)
+        self._check()
         return entry
 
     def quarantine(self, expert: Expert) -> int:
@@ -262,19 +240,16 @@ class ExpertCache:
         """
         assert self.entries[expert].in_flight, (expert, self.entries[expert])
         entry = self._detach(expert)
-        partition = self._partition_of_layer[expert[0]]
-        partition.num_quarantined += 1
         self._quarantine.add(entry.slot)
-        partition.check()
+        self._check()
         return entry.slot
 
     def restore(self, slot: int) -> None:
         """Frees a quarantined slot whose hung read has ended."""
         self._quarantine.remove(slot)
         partition = next(one for one in self._partitions if slot in one.slots)
-        partition.num_quarantined -= 1
-        partition.add_free(slot)
-        partition.check()
+        self._add_free(partition, slot)
+        self._check()
 
     def reset(self, slots: Mapping[Expert, int], quarantined: Collection[int]) -> None:
         """Holds these experts in these slots, unpinned, and no others."""
@@ -283,26 +258,29 @@ class ExpertCache:
         self._quarantine = set(quarantined)
         taken = self._quarantine.union(slots.values())
         self.policy.clear()
+        self._num_free = 0
         for partition in self._partitions:
-            partition.num_used = 0
-            partition.num_quarantined = len(self._quarantine.intersection(partition.slots))
             for free in partition.free:
                 free.clear()
             for slot in partition.slots:
                 if slot not in taken:
-                    partition.add_free(slot)
+                    self._add_free(partition, slot)
         for expert, slot in slots.items():
-            partition = self._partition_of_layer[expert[0]]
-            partition.num_used += 1
             self.entries[expert] = CacheEntry(slot)
             self.policy.on_admit(expert)
-        for partition in self._partitions:
-            partition.check()
+        self._check()
 
     def _detach(self, expert: Expert) -> CacheEntry:
         entry = self.entries.pop(expert)
         self.num_changes += 1
-        partition = self._partition_of_layer[expert[0]]
-        partition.num_used -= 1
         self.policy.on_remove(expert)
         return entry
+
+    def _add_free(self, partition: _Partition, slot: int) -> None:
+        partition.free[bisect_right(self._starts, slot) - 1][slot] = None
+        self._num_free += 1
+
+    def _check(self) -> None:
+        """Asserts that every slot is free, used or quarantined."""
+        num_taken = len(self.entries) + len(self._quarantine)
+        assert self._num_free == self._num_shared - num_taken >= 0, (self._num_free, num_taken)
