@@ -34,8 +34,6 @@ from runtime.transfer.watched_loop import WatchedLoop
 
 HOST_SHARE = 0.75
 """Share of the free memory that a host arena takes by default."""
-STORE_THREADS = 2
-"""Readers of a store: two saturate a disk."""
 HOST = torch.device("cpu")
 
 
@@ -178,7 +176,7 @@ def allocate_arenas(
     with run_near(cpus):
         if host_slots is None:
             arena = allocate(store.layouts, slots)
-            return [(arena, make_store_ring(arrivals, store, arena, cpus, closes))]
+            return [(arena, StoreRing(arrivals, store, arena, cpus=cpus, closes=closes))]
         accelerator = open_accelerator(device)
         arena = allocate(store.layouts, slots, device=device)
         pinned = accelerator is not None and accelerator.pins_memory
@@ -189,7 +187,8 @@ def allocate_arenas(
             if accelerator is None
             else DeviceRing(arrivals, copies, accelerator)
         )
-        return [(arena, ring), (host, make_store_ring(arrivals, store, host, cpus, closes))]
+        reads = StoreRing(arrivals, store, host, cpus=cpus, closes=closes)
+        return [(arena, ring), (host, reads)]
 
 
 def allocate(
@@ -213,17 +212,6 @@ def allocate(
             f"activations need some of them, too. Take "
             f"{'budget=auto, or ' * (option == 'budget')}a smaller {option}"
         ) from error
-
-
-def make_store_ring(
-    arrivals: Arrivals,
-    store: ExpertStore,
-    arena: Arena,
-    cpus: frozenset[int] | None = None,
-    closes: bool = True,
-) -> StoreRing:
-    """Return the ring that reads a store into an arena in host memory."""
-    return StoreRing(arrivals, store, arena, num_threads=STORE_THREADS, cpus=cpus, closes=closes)
 
 
 def connect(

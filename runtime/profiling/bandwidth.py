@@ -18,13 +18,12 @@ import torch
 
 from runtime.accelerator import list_accelerators, open_accelerator, synchronize
 from runtime.config import PageCache
-from runtime.engine.assembly import STORE_THREADS
 from runtime.policy.tier import TransferTask
 from runtime.store.base import ExpertStore, as_memoryview
 from runtime.store.files import FileRange, FileReader
 from runtime.store.layout import ExpertLayout
 from runtime.transfer.arena import Arena
-from runtime.transfer.file_ring import StoreRing
+from runtime.transfer.file_ring import STORE_THREADS, StoreRing
 from runtime.transfer.ring import FAILED
 from runtime.transfer.thread_ring import make_arrivals
 

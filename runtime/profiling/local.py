@@ -17,12 +17,7 @@ from transformers import PreTrainedModel
 from predictors.base import Signal
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, ShapeConfig, SystemConfig
-from runtime.engine.assembly import (
-    STORE_THREADS,
-    EngineOptions,
-    connect,
-    make_store_ring,
-)
+from runtime.engine.assembly import EngineOptions, connect
 from runtime.engine.engine import Engine
 from runtime.hf.experts import compute_expert
 from runtime.hf.layers import MoeLayer, attach_experts, find_top_k
@@ -43,6 +38,7 @@ from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 from runtime.store.layout import ExpertLayout
 from runtime.store.model_source import resolve
 from runtime.transfer.arena import Arena
+from runtime.transfer.file_ring import STORE_THREADS, StoreRing
 from runtime.transfer.thread_ring import make_arrivals
 
 PROMPT_TOKENS = 32
@@ -133,7 +129,7 @@ def measure_stripped(
     engine = connect(
         store,
         spec,
-        [[(arena, make_store_ring(arrivals, store, arena, closes=False))]],
+        [[(arena, StoreRing(arrivals, store, arena, closes=False))]],
         arrivals,
         EngineOptions(
             system=SystemConfig(prefetch=False, per_layer=False, chunked=False, reordered=False)

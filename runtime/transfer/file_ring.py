@@ -14,6 +14,8 @@ from runtime.transfer.arena import Arena
 from runtime.transfer.ring import ARRIVED, Arrivals, Ring
 from runtime.transfer.thread_ring import ThreadRing, rings
 
+STORE_THREADS = 2
+"""Readers of a store: two saturate a disk."""
 PART = Struct("=iiqqQQ")
 """A part of a transfer in `rings.c`: number of its file, flags, offset in the file, size, address
 and checksum."""
@@ -46,7 +48,7 @@ class StoreRing(Ring):
         store: ExpertStore,
         arena: Arena,
         *,
-        num_threads: int = 1,
+        num_threads: int = STORE_THREADS,
         cpus: frozenset[int] | None = None,
         closes: bool = True,
     ):

@@ -137,7 +137,7 @@ def test_store_ring__fails_with_the_words_of_the_store(open_kind, kind, tmp_path
 @pytest.mark.parametrize("open_kind", ["packed"], indirect=True)
 def test_store_ring__finds_damage_in_every_chunk(open_kind, kind):
     store, arrivals = open_kind(), kind()
-    ring = StoreRing(arrivals, store, Arena(store.layouts, 1))
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 1), num_threads=1)
     ranges = store.layouts[0].chunk_ranges
     with files_of(store).open("r+b") as opened:
         file = opened.fileno()
@@ -193,7 +193,7 @@ class StoredFile(ExpertStore):
 def test_store_ring__an_error_of_the_disk_is_tried_and_named_by_the_store(kind):
     # The first page of a process is never there: each read of it is EIO.
     store, arrivals = StoredFile(Path("/proc/self/mem")), kind()
-    ring = StoreRing(arrivals, store, Arena(store.layouts, 1))
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 1), num_threads=1)
     ring.submit(0, task((0, 0), 0, range(1)))
     assert settled(ring, arrivals, 1) == {0: FAILED}
     assert "reading 1000 bytes of it at 0 failed 3 times: [Errno 5]" in str(ring.errors[0])
@@ -211,7 +211,7 @@ def altered(tmp_path) -> StoredFile:
 @COMPILED
 def test_store_ring__what_fails_once_arrives_the_slow_way(tmp_path, altered):
     arrivals, arena = rings.Arrivals(), Arena(altered.layouts, 8)
-    ring = StoreRing(arrivals, altered, arena)
+    ring = StoreRing(arrivals, altered, arena, num_threads=1)
     for expert in range(8):
         ring.submit(expert, task((0, expert), expert, range(1)))
     assert settled(ring, arrivals, 8) == dict.fromkeys(range(8), ARRIVED)
@@ -224,7 +224,7 @@ def test_store_ring__what_fails_once_arrives_the_slow_way(tmp_path, altered):
 @COMPILED
 def test_store_ring__what_is_given_up_is_not_read_again(altered):
     arrivals = rings.Arrivals()
-    ring = StoreRing(arrivals, altered, Arena(altered.layouts, 1))
+    ring = StoreRing(arrivals, altered, Arena(altered.layouts, 1), num_threads=1)
     ring.submit(0, task((0, 0), 0, range(1)))
     ring.replace_thread(0)
     assert settled(ring, arrivals, 1) == {0: DAMAGED}
@@ -238,7 +238,7 @@ def test_store_ring__what_is_cancelled_keeps_no_file_open(tmp_path, kind):
     file = tmp_path / "experts"
     file.write_bytes(os.urandom(8_000_000))
     store, arrivals = StoredFile(file, num_bytes=1_000_000), kind()
-    ring = StoreRing(arrivals, store, Arena(store.layouts, 2))
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 2), num_threads=1)
     cancelled = 0
     for ticket in range(400):
         ring.submit(ticket, task((0, ticket % 8), ticket % 2, range(1), high=ticket % 2 == 0))
@@ -264,7 +264,7 @@ def test_store_ring__uses_the_page_cache_as_configured(tmp_path, page_cache):
         pytest.skip("this file system lives in memory")
     store, arrivals = StoredFile(file, num_bytes=1_000_000), make_arrivals()
     store._files = FileReader(page_cache=page_cache)
-    ring = StoreRing(arrivals, store, Arena(store.layouts, 8))
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 8), num_threads=1)
     for expert in range(8):
         ring.submit(expert, task((0, expert), expert, range(1)))
     assert settled(ring, arrivals, 8) == dict.fromkeys(range(8), ARRIVED)
