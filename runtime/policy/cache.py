@@ -277,6 +277,7 @@ class ExpertCache:
         return entry
 
     def _add_free(self, partition: _Partition, slot: int) -> None:
+        assert slot in partition.slots, (slot, partition.slots)
         partition.free[bisect_right(self._starts, slot) - 1][slot] = None
         self._num_free += 1
 
