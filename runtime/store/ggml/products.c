@@ -28,7 +28,7 @@
 #include <string.h>
 
 #include "../../../predictors/networks/exponential.h"
-#include "q4_0.h"
+#include "vnni.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define MULTIVERSIONED __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -73,7 +73,9 @@ static struct {
     size_t (*encode)(int type, const float *from, void *to, int64_t first, int64_t num_rows,
                      int64_t row_size, const float *importance);
     _Bool (*needs_importance)(int type);
-    int uses_vnni; /* for rows in Q4_0 */
+    /* Products of at most FEW_ROWS rows of weights and one of activations; NULL: ggml's. */
+    void (*own_dots[MAX_TYPES])(Py_ssize_t num_rows, Py_ssize_t columns, size_t bytes,
+                                const uint8_t *weights, const void *x, float *results);
 } ggml;
 
 /* Whether rows of a type are multiplied. */
@@ -89,19 +91,34 @@ static size_t row_bytes(int type, Py_ssize_t columns) {
     return (size_t)(columns / ggml.types[type]->block) * ggml.types[type]->bytes;
 }
 
-/* The type of the activations that a type of weights is multiplied with; GROUPS for `q4_0.h`. */
+/* The type of the activations that a type of weights is multiplied with. */
 static int row_type(int type) {
 #if HAS_VNNI_KERNEL
-    if (ggml.uses_vnni && type == Q4_0) return GROUPS;
+    if (ggml.own_dots[type] == dot_q4_0) return GROUPS;
 #endif
     return ggml.cpu_types[type]->row_type;
 }
 
 #if HAS_VNNI_KERNEL
-/* Whether the library has a type with blocks of 32 weights and so many bytes. */
-static int has_blocks(int type, size_t bytes) {
+/* Whether the library has a type with such blocks. */
+static int has_blocks(int type, int64_t weights, size_t bytes) {
     return ggml.types[type] && ggml.cpu_types[type] && ggml.types[type]->bytes == bytes &&
-           ggml.types[type]->block == BLOCK_WEIGHTS;
+           ggml.types[type]->block == weights;
+}
+
+/* Whether the library multiplies a type with activations of another. */
+static int takes(int type, int row_type) { return ggml.cpu_types[type]->row_type == row_type; }
+
+static void choose_own_dots(void) {
+    if (!has_vnni()) return;
+    if (has_blocks(Q8_0, BLOCK_WEIGHTS, BLOCK_Q8_0) &&
+        has_blocks(Q4_0, BLOCK_WEIGHTS, BLOCK_Q4_0) && takes(Q4_0, Q8_0))
+        ggml.own_dots[Q4_0] = dot_q4_0;
+    if (!has_blocks(Q8_K, BLOCK_K, sizeof(BlockQ8K))) return;
+    if (has_blocks(Q4_K, BLOCK_K, sizeof(BlockQ4K)) && takes(Q4_K, Q8_K))
+        ggml.own_dots[Q4_K] = dot_q4_K;
+    if (has_blocks(Q6_K, BLOCK_K, sizeof(BlockQ6K)) && takes(Q6_K, Q8_K))
+        ggml.own_dots[Q6_K] = dot_q6_K;
 }
 #endif
 
@@ -139,8 +156,7 @@ static PyObject *open_library(PyObject *module, PyObject *arguments) {
         ggml.cpu_types[t] = cpu_traits(t);
     }
 #if HAS_VNNI_KERNEL
-    ggml.uses_vnni = has_vnni() && has_blocks(Q4_0, BLOCK_Q4_0) && has_blocks(Q8_0, BLOCK_Q8_0) &&
-                     ggml.cpu_types[Q4_0]->row_type == Q8_0;
+    choose_own_dots();
 #endif
     ggml.num_types = num_types < MAX_TYPES ? num_types : MAX_TYPES;
     Py_RETURN_NONE;
@@ -388,13 +404,11 @@ typedef struct {
 /* The products of at most FEW_ROWS rows of weights, one after another, and one of activations. */
 static inline void multiply_rows(int type, Py_ssize_t num_rows, Py_ssize_t columns,
                                  const uint8_t *weights, const uint8_t *x, float *results) {
-#if HAS_VNNI_KERNEL
-    if (row_type(type) == GROUPS) {
-        dot_q4_0(num_rows, columns, weights, (const Group *)x, results);
+    size_t bytes = row_bytes(type, columns);
+    if (ggml.own_dots[type]) {
+        ggml.own_dots[type](num_rows, columns, bytes, weights, x, results);
         return;
     }
-#endif
-    size_t bytes = row_bytes(type, columns);
     for (Py_ssize_t r = 0; r < num_rows; r++, weights += bytes)
         ggml.cpu_types[type]->dot((int)columns, results + r, 0, weights, 0, x, 0, 1);
 }

@@ -80,6 +80,19 @@ def test_rows__of_any_number_of_blocks_are_multiplied_whole(num_columns):
 
 
 @needs_library
+@pytest.mark.parametrize(("kind", "first_scale"), [("Q4_K", 0), ("Q6_K", 208)])
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
+def test_rows__of_the_largest_numbers_and_scales_do_not_overflow(kind, first_scale, byte):
+    blocks = torch.full((5 * 3, library.TYPES[kind].block_bytes), byte, dtype=torch.uint8)
+    scales = blocks[:, first_scale : first_scale + (4 if kind == "Q4_K" else 2)]
+    scales[:] = torch.full((1, scales.shape[1] // 2), 0.01).half().view(torch.uint8)
+    decoded = quants.dequantize(blocks.view(5, -1).numpy(), GGMLQuantizationType[kind])
+    for x in (torch.ones(2, 768), -torch.ones(2, 768)):
+        product = RowMatrix([RowsPart(kind, 0, 5)], 768).linear(blocks, x)
+        torch.testing.assert_close(product, x @ torch.from_numpy(decoded).T, rtol=1e-4, atol=1e-2)
+
+
+@needs_library
 def test_rows__of_one_matrix_may_have_several_types():
     (first, a), (second, b) = make_rows("Q4_K", 33, 256), make_rows("Q6_K", 40, 256, seed=1)
     third, c = make_rows("Q8_0", 7, 256, seed=2)
@@ -158,7 +171,7 @@ def test_experts__compute_what_their_decoded_weights_compute(gate, bias):
 
 WHOLE_OR_NOT = [
     *(("Q4_0", gate, dtype) for gate in (F.silu, F.gelu) for dtype in DTYPES),
-    *((kind, F.silu, torch.float32) for kind in ("Q8_0", "Q4_K", "IQ4_XS", "MXFP4")),
+    *((kind, F.silu, torch.float32) for kind in ("Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4")),
 ]
 """With SiLU, `products.c` computes the whole expert."""
 
