@@ -207,6 +207,22 @@ def test_attend__one_token_is_rounded_once(has_mask):
     assert torch.equal(found, expected.bfloat16())
 
 
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_attend__heads_that_share_keys_are_rows_of_one(monkeypatch, has_mask):
+    module, shapes, attention = Attention(), [], F.scaled_dot_product_attention
+    setattr(module, decode_step.MARK, True)
+
+    def watched(query, *args, **kwargs):
+        shapes.append(tuple(query.shape))
+        assert not kwargs.get("enable_gqa")
+        return attention(query, *args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    mask = torch.zeros(1, 1, 1, 9, dtype=torch.bfloat16) if has_mask else None
+    assert decode_step.attend(module, *make_inputs(1), mask)[0].shape == (1, 1, 4, 16)
+    assert shapes == [(1, 2, 2, 16)]
+
+
 @pytest.mark.parametrize(("is_marked", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
 def test_model__only_a_marked_one_computes_in_float32(tmp_path, monkeypatch, is_marked, dtype):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
