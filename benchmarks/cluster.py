@@ -80,6 +80,8 @@ class Interconnect:
         """
         if system.hybrid:
             raise MoecastError("system.hybrid=true: replays simulate it on one device only")
+        if system.adaptive:
+            raise MoecastError("system.adaptive=true: replays decide it on one device only")
         simulators = [
             make_simulator(
                 system,

@@ -12,6 +12,7 @@ from predictors.table import Table
 from predictors.units import MIB
 from runtime.commands.progress import print_auto_budget, print_line, progress
 from runtime.engine.memory import freeze_objects, peak_memory_bytes
+from runtime.errors import StepMemoryError
 from runtime.generation.batch.generate_many import BatchRunSummary, run_micro_batches
 from runtime.generation.batch.memory_plan import PlannedRun, load_with_plan, make_kv_caches
 from runtime.generation.batch.prompts import (
@@ -65,10 +66,13 @@ def run(config: BatchConfig) -> dict[str, Any]:
             stream = handle.dense_stream
             dense_bytes_read = 0 if stream is None else stream.bytes_read
     if ran.failed:
+        error = ran.failed[0][1]
+        again = "run the same command again to retry"
+        if isinstance(error, StepMemoryError):
+            again = "then run the command again"
         raise PromptsFailed(
             f"{len(prompts) - len(journal.done)} of {len(prompts)} prompts have no result: "
-            f"{ran.failed[0][1]}; the others are in {config.output}; run the same command "
-            "again to retry"
+            f"{error}; the others are in {config.output}; {again}"
         )
     print_line(
         console,

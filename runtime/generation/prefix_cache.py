@@ -282,13 +282,16 @@ class PrefixCache:
     def _running_bytes(self) -> int:
         return sum(running.num_bytes for running in self._running)
 
-    def begin(self, prompt: Sequence[int], *, running: Iterable[int] = ()) -> RunningText | None:
+    def begin(
+        self, prompt: Sequence[int], *, running: Iterable[int] | None = None
+    ) -> RunningText | None:
         """Return a KV cache that holds as much of a prompt as is kept; `end` takes it back.
 
         None for a prompt whose keys depend on its length: Transformers' own cache is used.
 
         Args:
-            running: lengths of all running texts, which kept ones leave room for.
+            running: lengths of all running texts, which kept ones leave room for; None: those for
+                which they did before.
         """
         is_known = self._longest_prompt is None or len(prompt) <= self._longest_prompt
         best, num_reused = None, 0
@@ -300,7 +303,8 @@ class PrefixCache:
         if best is not None:
             self._texts.remove(best)
             self._texts.append(best)
-        self.make_room_for(running)
+        if running is not None:
+            self.make_room_for(running)
         if not is_known:
             return None
         cache = make_cache(self._model)

@@ -112,6 +112,12 @@ class StepCosts(NamedTuple):
         """Time of the transfers that forecasts began and the step needed."""
         return self.link * min(1.0, self.used_bytes / self.moved_bytes) if self.moved_bytes else 0.0
 
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether forecasts, if there were any, hid no more time than they took."""
+        is_made = self.forecast or self.prefetched_bytes
+        return bool(is_made) and self.hidden <= self.forecast
+
     def gain_over(self, off: "StepCosts") -> float:
         """Returns the time that these steps' forecasts save, compared with steps without any."""
         needed = self.needed_bytes / off.needed_bytes if off.needed_bytes else 0.0
@@ -151,7 +157,7 @@ class ForecastPayoff:
         return self._driver.uses_forecasts
 
     def begin_step(self) -> None:
-        """Begins a decode step; the cache counts it from here on."""
+        """Begins a step; the cache counts it from here on."""
         self._totals = self._read_totals()
 
     def record_step(self, seconds: float) -> None:
@@ -177,8 +183,8 @@ class ForecastPayoff:
         off: StepCosts | None = None
         while True:
             on = yield from self._try_on()
-            pays = not on.forecast or on.hidden > SURE * on.forecast
-            if not pays and on.hidden > on.forecast:
+            pays = not on.is_in_vain
+            if pays and on.forecast and on.hidden <= SURE * on.forecast:
                 off = off or (yield from self._try_off())
                 pays = on.gain_over(off) > 0
             self._set(pays)
@@ -222,7 +228,7 @@ class ForecastPayoff:
         """
         for _ in range(pause // WATCHED):
             now = yield from self._run(WATCHED)
-            if not now.is_like(decided) or (self.is_on and now.hidden < now.forecast):
+            if not now.is_like(decided) or (self.is_on and now.is_in_vain):
                 break
         return None if self.is_on else now
 

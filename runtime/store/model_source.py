@@ -157,10 +157,9 @@ def read_digests(folder: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _check_digests(folder: Path) -> None:
-    listed = read_digests(folder)
-    if not listed:
+    if not (folder / DIGESTS).is_file():
         raise CheckpointError(f"{folder / DIGESTS} is missing: install moecast again")
-    for name, expected in listed.items():
+    for name, expected in read_digests(folder).items():
         require_digest(folder / name, expected, otherwise="install moecast again")
 
 
@@ -263,6 +262,9 @@ def read_without_experts(folder: Path) -> dict[str, Any]:
     return record
 
 
+IDENTITY = frozenset({"model_id", "revision", "config_hash"})
+
+
 def _read_origin(file: Path) -> dict[str, Any]:
     """Return a file's record of the model that its folder was made from: its identity is `origin`.
 
@@ -271,7 +273,8 @@ def _read_origin(file: Path) -> dict[str, Any]:
     """
     record = read_json_object(file)
     origin = record.get("origin")
-    if not isinstance(origin, dict) or set(origin) != {"model_id", "revision", "config_hash"}:
+    is_object = isinstance(origin, dict) and set(origin) == IDENTITY
+    if not is_object or not all(isinstance(value, str) for value in record["origin"].values()):
         raise CheckpointError(f"{file} is damaged: its origin is no identity of a model")
     return record
 

@@ -219,7 +219,7 @@ class WeightPlan:
                         f"{extents[0].dtype}; of a layer all experts are quantised or none"
                     )
         shapes = [extent.shape for extent in self.extents(0)]
-        joined = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()
+        joined = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if all(shapes) else ()
         if self.is_plain and (len({s[1:] for s in shapes}), joined) != (1, parameter.shape[1:]):
             raise CheckpointError(
                 f"{parameter.target}: an expert is {parameter.shape[1:]} by the configuration, "

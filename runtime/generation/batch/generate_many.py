@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
+from predictors.errors import MoecastError
 from runtime.config import AUTO, StoreConfig
 from runtime.errors import StepMemoryError, TransferError
 from runtime.generation.batch.cost_profile import load_or_measure
@@ -121,8 +122,8 @@ class BatchRunSummary:
     """Results emitted."""
     num_tokens: int = 0
     """New tokens of these."""
-    failed: list[tuple[Batch, str]] = field(default_factory=list)
-    """Batches that ended in an error of transfers or memory, with its message."""
+    failed: list[tuple[Batch, MoecastError]] = field(default_factory=list)
+    """Batches that ended in an error of transfers or memory, with it."""
 
 
 def run_micro_batches(
@@ -173,7 +174,7 @@ def run_micro_batches(
                 batch = living.pop(member)
                 if isinstance(member.error, TransferError | StepMemoryError):
                     log.error("skipping a batch of %d prompts: %s", len(batch), member.error)
-                    ran.failed.append((batch, str(member.error)))
+                    ran.failed.append((batch, member.error))
                 elif member.error is not None:
                     raise member.error
             ran.num_steps += 1
@@ -209,6 +210,7 @@ def generate_many(
         PromptFileError: a prompt is invalid; nothing was run.
         PlanError: KV caches would not fit.
         TransferError: experts could not be read; `on_result` received all other results.
+        StepMemoryError: the same for memory that was too small.
     """
     for name, values in {"kv_offload": Offload, "dense": DensePlacement}.items():
         if name in options:
@@ -254,7 +256,7 @@ def generate_many(
             model.moecast.dense_stream = None
             stream.close()
     if ran.failed:
-        raise TransferError(
-            f"{len(given) - len(results)} of {len(given)} prompts failed: {ran.failed[0][1]}"
-        )
+        error = ran.failed[0][1]
+        missing = len(given) - len(results)
+        raise type(error)(f"{missing} of {len(given)} prompts failed: {error}") from error
     return [results[prompt.id] for prompt in given]

@@ -136,15 +136,17 @@ class SequenceTask:
 
     def _switch(self, switch: Callable[[Any], Any], value: object) -> None:
         self.pending = None
-        # Forward passes of diffusion models draw random numbers, too.
-        others = change_random(self._random)
         # The forward pass that it is in may have changed them, and another's may differ.
         usual = change_settings(self._settings)
         try:
-            pending = switch(value)
+            # Forward passes of diffusion models draw random numbers, too.
+            others = change_random(self._random)
+            try:
+                pending = switch(value)
+            finally:
+                self._random = change_random(others)
         finally:
             self._settings = change_settings(usual)
-            self._random = change_random(others)
         if self.is_done:
             self._release()
         else:

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from benchmarks.cluster import Interconnect
+from predictors.errors import MoecastError
 from runtime.config import HardwareConfig, ShapeConfig, SystemConfig
 from runtime.sim.hardware import describe_hardware
 from runtime.sim.replay import replay
@@ -47,6 +48,12 @@ def test_cluster__of_one_device_is_that_device(switches):
     steps = random_steps(1, tokens=3)
     alone = run(steps, **switches).as_dict()
     assert run(steps, interconnect=together(), **switches).as_dict() == alone
+
+
+@pytest.mark.parametrize("switch", ["hybrid", "adaptive"])
+def test_cluster__refuses_what_one_device_decides(switch):
+    with pytest.raises(MoecastError, match=f"system.{switch}=true: .* one device only"):
+        run(random_steps(1), interconnect=together(devices=2), **{switch: True})
 
 
 def test_cluster__devices_fetch_and_compute_at_once():

@@ -64,3 +64,13 @@ def test_moecast__without_entries_uses_the_routers_and_warns(folder, caplog) -> 
         "residual) and evicts by usage counts (no reuse). To train them: moecast train "
         f"{folder} model.dtype=float32"
     )
+
+
+def test_moecast__prompts_do_not_count_for_what_pays(folder, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(ForecastPayoff, "record_step", lambda *_: recorded.append(1))
+    model = serve(folder, budget="25%")
+    with model.moecast as handle:
+        for _ in range(2):
+            model.generate(TOKENS, max_new_tokens=8, **OPTIONS)
+        assert len(recorded) == handle.stats()["num_decode_steps"] == 14

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from runtime.generation.sampling import SamplingParams, keep_finite, make_logits_processors
+from runtime.generation.sampling import FiniteScores, SamplingParams, make_logits_processors
 
 LOGITS = torch.tensor([[0.5, -1.0, 2.0, 0.0, 1.5]])
 TOKENS = torch.tensor([[4, 4, 2, 0, 0]])
@@ -42,10 +42,10 @@ BEST = [
 
 @pytest.mark.parametrize(("scores", "best"), BEST)
 def test_finite_scores__leave_the_best_where_nothing_can_be_drawn(scores, best) -> None:
-    row = keep_finite(torch.zeros((1, 1), dtype=torch.long), torch.tensor(scores))
+    row = FiniteScores()(torch.zeros((1, 1), dtype=torch.long), torch.tensor(scores))
     assert torch.multinomial(row.softmax(-1), 8, replacement=True).unique().tolist() == [best]
 
 
 def test_finite_scores__change_no_other_row() -> None:
     scores = torch.tensor([[0.5, -math.inf, 2.0]])
-    assert keep_finite(torch.zeros((1, 1), dtype=torch.long), scores) is scores
+    assert FiniteScores()(torch.zeros((1, 1), dtype=torch.long), scores) is scores

@@ -7,7 +7,12 @@ from itertools import product
 import pytest
 import torch
 from transformers import AutoConfig
-from transformers.core_model_loading import Transpose, WeightConverter
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    Transpose,
+    WeightConverter,
+)
 
 from runtime.errors import CheckpointError, TransferError
 from runtime.hf.loading import find_model_class, load_plain, load_stripped
@@ -122,6 +127,14 @@ def test_check__operations_across_experts_are_refused():
 def test_check__a_checkpoint_of_another_size_is_refused():
     with pytest.raises(CheckpointError, match=r"is \(2, 3\) by the configuration, \(2, 4\) in"):
         recipe_of([], shape=(2, 3), stored=(4, 2, 4)).check()
+    parameter = FusedParameter("layer.experts", "w", (4, 4, 3), torch.float32)
+    sources = {
+        name: [StoredTensor(None, 0, 4, torch.float32, shape, name)] * 4
+        for name, shape in (("gate", (2, 3)), ("up", ()))
+    }
+    joined = WeightConverter(list(sources), ["w"], [MergeModulelist(dim=0), Concatenate(dim=1)])
+    with pytest.raises(CheckpointError, match=r"is \(4, 3\) by the .*, \(2, 3\) and \(\) in the"):
+        WeightPlan(parameter, sources, joined).check()
 
 
 MIXED = [

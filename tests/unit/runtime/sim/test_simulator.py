@@ -7,6 +7,7 @@ import pytest
 
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
+from runtime.policy.forecast_payoff import ForecastPayoff
 from runtime.sim.hardware import Overheads, PredictorLatencies, TokenLatency
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
@@ -156,12 +157,21 @@ def test_overheads__a_synchronous_system_delays_computing():
     assert stats.tpot_seconds == timed(Knows(SPEC, 1), [STEP], predictor_inline=True).tpot_seconds
 
 
-@pytest.mark.parametrize(("seconds", "pays"), [(1.0, True), (100.0, False)])
-def test_replay__adaptive_forecasts_end_where_they_take_longer_than_they_save(seconds, pays):
-    machine = toy_machine(predictor_seconds=seconds, overheads=Overheads(predictor_inline=True))
-    steps = [one_token(0, 1)] * 40
+@pytest.mark.parametrize(
+    ("seconds", "is_inline", "expert", "pays"),
+    [(1.0, True, 1, True), (100.0, True, 1, False), (0.0, False, 1, True), (0.0, False, 2, False)],
+)
+def test_replay__adaptive_forecasts_end_where_they_cost_more_than_they_save(
+    seconds, is_inline, expert, pays
+):
+    """Also where only the link gives time to them, and they are always wrong."""
+    overheads = Overheads(predictor_inline=is_inline, compute_speed_transferring=0.5)
+    machine = toy_machine(predictor_seconds=seconds, overheads=overheads)
+    steps = [PROMPT, *[one_token(0, 1)] * 40]
     fixed, adaptive = (
-        run(Knows(SPEC, 1), steps, machine=machine, drop_used=True, adaptive=adaptive).tpot_seconds
+        run(
+            Knows(SPEC, expert), steps, machine=machine, drop_used=True, adaptive=adaptive
+        ).tpot_seconds
         for adaptive in (False, True)
     )
     on_demand = run(None, steps, machine=machine, drop_used=True, prefetch=False).tpot_seconds
@@ -225,3 +235,10 @@ def test_overheads__reads_and_computing_slow_each_other():
     # The chunks take 4 s each while computing: 16-28, a second after layer 1's router at 27: its
     # rest comes at full speed.
     assert stats.tpot_seconds == [27.0 + 0.5 + 1]
+
+
+def test_replay__prompts_do_not_count_for_what_pays(monkeypatch):
+    recorded = []
+    monkeypatch.setattr(ForecastPayoff, "record_step", lambda _, seconds: recorded.append(seconds))
+    stats = run(Knows(SPEC, 1), [PROMPT, STEP, PROMPT, STEP, STEP], adaptive=True)
+    assert recorded == stats.tpot_seconds

@@ -131,8 +131,11 @@ def test_write_without_experts__notices_altered_weights(tmp_path):
         compute_logits(dense, store)
 
 
+UNNAMED = '{"origin": {"model_id": "a", "revision": 1, "config_hash": null}}'
+
+
 @pytest.mark.parametrize("name", [INFLATED, WITHOUT_EXPERTS, DIGESTS])
-@pytest.mark.parametrize("content", ["{", "[]", '{"origin": 1}', '{"origin": {}}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"origin": 1}', '{"origin": {}}', UNNAMED])
 def test_identity__of_a_damaged_record_is_refused(tmp_path, name, content):
     folder = tiny_qwen2_moe(tmp_path)
     (folder / name).write_text(content)

@@ -1,6 +1,8 @@
 """Many prompts in groups: every batch has the tokens, and the logits, that it has alone."""
 
+import itertools
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -287,27 +289,58 @@ def test_costs__are_known_for_the_same_kernels_only(folder, monkeypatch, tmp_pat
                 assert found.was_known == is_known
 
 
-@pytest.mark.parametrize("error", [TransferError, StepMemoryError])
-def test_run_batches__a_failed_transfer_or_allocation_drops_only_its_batch(folder, error):
-    batches = make_batches(prompts_of(9), 3)
-    expected, _ = alone(plain_eager(folder), batches)
-    model = serve(folder, budget="40%", system=SystemConfig(prefetch=False))
-
+def fail_cache(_model):
     class Failing(KVCacheFactory):
         """The second batch's cache cannot be written."""
 
         def make(self, padding_B, *, max_cache_length):
             self.made = getattr(self, "made", 0) + 1
             if self.made == 2:
-                raise error("it is full")
+                raise TransferError("the disk is full")
 
+    return Failing()
+
+
+def fail_forward(model):
+    """In the second forward pass, memory ends."""
+    calls, head = itertools.count(1), model.lm_head.forward
+
+    def forward(hidden):
+        if next(calls) == 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return head(hidden)
+
+    model.lm_head.forward = forward
+    return KVCacheFactory()
+
+
+FAILURES = [
+    (fail_cache, TransferError, "the disk is full"),
+    (fail_forward, StepMemoryError, "out of memory on cpu: a step of .* tokens"),
+]
+
+
+@pytest.mark.parametrize(("fail", "kind", "message"), FAILURES)
+def test_run_batches__lack_of_disk_or_memory_drops_only_its_batch(folder, fail, kind, message):
+    batches = make_batches(prompts_of(9), 3)
+    expected, _ = alone(plain_eager(folder), batches)
+    model = serve(folder, budget="40%", system=SystemConfig(prefetch=False))
     with model.moecast:
-        found, _, ran = together(model, batches, caches=Failing())
-        ((batch, why),) = ran.failed
-        assert why == "it is full"
+        found, _, ran = together(model, batches, caches=fail(model))
+        ((batch, error),) = ran.failed
+        assert isinstance(error, kind)
+        assert re.match(message, str(error))
         assert batch == batches[1]
         missing = {one.id for one in batch}
         assert found == {own: value for own, value in expected.items() if own not in missing}
         # The model is as good as before.
         again, *_ = together(model, batches)
         assert again == expected
+
+
+def test_generate_many__raises_what_has_failed(folder):
+    model = serve(folder, budget="40%")
+    with model.moecast:
+        fail_forward(model)
+        with pytest.raises(StepMemoryError, match=r"^2 of 4 prompts failed: out of memory on cpu"):
+            generate_many(model, [[5, 6], [7, 8], [9], [3]], n=2, batch_size=2, max_new_tokens=2)
