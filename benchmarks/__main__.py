@@ -5,11 +5,11 @@ from pathlib import Path
 
 from configs.cli import main
 from configs.commands import read_command
-from predictors.typed_values import read_yaml
+from predictors.typed_values import read_table
 
 COMMANDS = tuple(
     read_command(name, row)
-    for name, row in read_yaml(Path(__file__).with_name("commands.yaml").read_text()).items()
+    for name, row in read_table(Path(__file__).with_name("commands.yaml")).items()
 )
 
 if __name__ == "__main__":

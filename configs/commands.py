@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predictors.typed_values import read_yaml
+from predictors.typed_values import read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,6 @@ def read_command(name: str, row: Mapping[str, Any]) -> Command:
 
 PROGRAMS = {
     program: tuple(read_command(name, row) for name, row in rows.items())
-    for program, rows in read_yaml(Path(__file__).with_suffix(".yaml").read_text()).items()
+    for program, rows in read_table(Path(__file__).with_suffix(".yaml")).items()
 }
 """By the package that `python -m` runs."""

@@ -57,6 +57,25 @@ StrictLoader.yaml_implicit_resolvers = {
 StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+0123456789."))
 
 
+table_loader: type[StrictLoader] = StrictLoader
+if yaml.__with_libyaml__:
+
+    class CStrictLoader(yaml.cyaml.CParser, StrictLoader):
+        """Builds the same values ten times faster, with other messages about faults."""
+
+        def __init__(self, stream: Any):
+            yaml.cyaml.CParser.__init__(self, stream)
+            yaml.constructor.SafeConstructor.__init__(self)
+            yaml.resolver.Resolver.__init__(self)
+
+    table_loader = CStrictLoader
+
+
+def read_table(path: Path) -> Any:
+    """Returns the values of a YAML file that is part of the program."""
+    return yaml.load(path.read_bytes(), Loader=table_loader)
+
+
 def read_yaml(text: Any) -> Any:
     """Returns the values of a text or an open file.
 

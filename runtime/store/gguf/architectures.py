@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from predictors.typed_values import read_yaml
+from predictors.typed_values import read_table
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Architecture:
     """By end of a parameter's name: the function of `runtime.store.gguf.rows` that makes it of
     what is stored; the first that fits, empty for none."""
     variant: Mapping[str, Any] = field(default_factory=dict)
-    """What is different where the metadata have the values of `where`."""
+    """Differences where the metadata have the values of `where`."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Translation:
 
 
 def _read(name: str) -> dict[str, Any]:
-    values: dict[str, Any] = read_yaml(Path(__file__).with_name(name).read_text())
+    values: dict[str, Any] = read_table(Path(__file__).with_name(name))
     return values
 
 

@@ -1,0 +1,26 @@
+"""YAML that is part of the program has the values that the strict reader gives it."""
+
+from pathlib import Path
+
+import pytest
+
+from predictors.typed_values import read_table, read_yaml
+from tests.builders.processes import ROOT
+
+TABLES = sorted(
+    path for top in ("benchmarks", "configs", "runtime") for path in (ROOT / top).rglob("*.yaml")
+)
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_read_table__has_the_values_and_types_of_read_yaml(path: Path) -> None:
+    assert repr(read_table(path)) == repr(read_yaml(path.read_text()))
+
+
+def test_read_table__refuses_a_key_that_is_given_twice(tmp_path: Path) -> None:
+    path = tmp_path / "table.yaml"
+    path.write_text("a: 1e-3\nb: 2026-01-01\n")
+    assert read_table(path) == {"a": 0.001, "b": "2026-01-01"}
+    path.write_text("a: 1\na: 2\n")
+    with pytest.raises(Exception, match="found a key twice"):
+        read_table(path)
