@@ -1,18 +1,21 @@
 """Forms of reasoning and tool calls by family of models, as Transformers' response templates.
 
 A tokenizer's own `response_template` counts first. Few have one yet; the others are known by what
-their chat template writes for an assistant's message, which is what the model has learnt to write.
-
-Marks have no spaces before them, which `AnswerParser` drops: a pattern that begins with them takes
-quadratic time for many.
+their chat template writes for an assistant's message, which is what the model has learnt to write:
+`answer_formats.yaml`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import ResponseParser
+
+from predictors.records import StrictRecord
+from predictors.typed_values import read_table
 
 REASONING, TOOL_CALLS, CONTENT = "reasoning_content", "tool_calls", "content"
 REASONING_FIELDS = (REASONING, "thinking", "reasoning")
@@ -25,8 +28,7 @@ TAIL_TOKENS = 16
 Field = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class CallText:
+class CallText(StrictRecord):
     """The text of calls whose arguments are JSON, as chat templates write it."""
 
     begin: str
@@ -38,8 +40,7 @@ class CallText:
     """An answer has one call at most."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnswerText:
+class AnswerText(StrictRecord):
     """The marks that a model writes, for grammars."""
 
     reasoning: tuple[str, str] | None = None
@@ -52,191 +53,36 @@ class AnswerText:
     """None: it has no calls, or arguments that are no JSON."""
 
 
-CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-"""A call whose name is captured by its opening mark."""
-JSON = {"content": "json", "content_args": {"allow_non_json": True}, "repeats": True}
+class KnownFormat(StrictRecord):
+    """The form in which models of some families write answers."""
+
+    families: str
+    """The models' names, for people."""
+    marks: Sequence[str]
+    """Texts that their chat template has, all of them."""
+    fields: Mapping[str, Field]
+    """Fields of a response template of Transformers."""
+    text: AnswerText = AnswerText()
 
 
-def between(open_mark: str, close_mark: str) -> Field:
-    return {"open": open_mark, "close": close_mark, "content": "text"}
+class KnownFormats(StrictRecord):
+    """The tables of `answer_formats.yaml`."""
+
+    reasoning: Sequence[tuple[str, str]]
+    """Marks that begin and end the reasoning, where a format has none; the first that a chat
+    template has."""
+    calls_end: str
+    """Pattern of the text that ends a list of calls, each of which has ended."""
+    kinds: Mapping[str, Field]
+    """Parts of fields that several formats share."""
+    formats: Sequence[KnownFormat]
+    """The first whose marks a chat template has counts."""
 
 
-def named_json(open_pattern: str, close_pattern: str | None) -> Field:
-    """Calls with the name in the opening mark and the arguments as JSON."""
-    close = {} if close_pattern is None else {"close_pattern": close_pattern}
-    return {"open_pattern": open_pattern, **close, **JSON, "transform": CALL}
-
-
-def named_tags(open_pattern: str, close_pattern: str, tag_pattern: str) -> Field:
-    """Calls with the name in the opening mark and a tag for each argument."""
-    return {
-        "open_pattern": open_pattern,
-        "close_pattern": close_pattern,
-        "content": "xml-inline",
-        "content_args": {"tag_pattern": tag_pattern},
-        "repeats": True,
-        "transform": CALL,
-    }
-
-
-HARMONY_MESSAGE = r"(?:\s*<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>"
-HARMONY_START = r"(?:<\|start\|>assistant)?"
-HARMONY_CALL = (
-    rf"{HARMONY_START}(?:<\|channel\|>\w+ to=functions\.(?P<name>[\w.-]+)"
-    rf"| ?to=functions\.(?P<name>[\w.-]+)<\|channel\|>\w+){HARMONY_MESSAGE}"
-)
-HARMONY: dict[str, Field] = {
-    REASONING: {
-        "open_pattern": rf"{HARMONY_START}<\|channel\|>analysis<\|message\|>",
-        "close": "<|end|>",
-        "content": "text",
-        "repeats": True,
-        "join": "\n",
-    },
-    TOOL_CALLS: named_json(HARMONY_CALL, r"<\|(?:call|end)\|>"),
-    CONTENT: {
-        "open_pattern": rf"{HARMONY_START}<\|channel\|>(?:final|commentary){HARMONY_MESSAGE}",
-        "close": ["<|end|>", "<|return|>"],
-        "content": "text",
-        "repeats": True,
-        "join": "\n",
-    },
-    UNMARKED: {"content": "text"},
-}
-HARMONY_TEXT = AnswerText(
-    reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
-    content="<|channel|>final<|message|>",
-    remark=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
-    call=CallText(
-        "<|channel|>commentary to=functions.",
-        "{name} <|constrain|>json<|message|>{arguments}",
-        is_single=True,
-    ),
-)
-
-CALL_FORMATS: tuple[tuple[tuple[str, ...], Field, CallText | None], ...] = (
-    # Qwen3-Coder, Qwen3.5
-    (
-        ("<function=", "<parameter="),
-        named_tags(
-            r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>",
-            "</function>",
-            r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
-        ),
-        None,
-    ),
-    # GLM-4.5 and later
-    (
-        ("<arg_key>",),
-        named_tags(
-            r"<tool_call>\s*(?P<name>[^<\n\s]+)\s*",
-            "</tool_call>",
-            r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
-        ),
-        None,
-    ),
-    # MiniMax-M2
-    (
-        ("<minimax:tool_call>",),
-        named_tags(
-            r"(?:<minimax:tool_call>\s*)?<invoke name=\"(?P<name>[^\"]+)\">",
-            "</invoke>",
-            r"<parameter name=\"(?P<key>[^\"]+)\">(?P<value>.*?)</parameter>",
-        ),
-        None,
-    ),
-    # DeepSeek-V3, DeepSeek-R1
-    (
-        ("<｜tool▁call▁begin｜>", "```json"),
-        named_json(
-            r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
-            r"(?P<name>[^\n]+)\n```json\n",
-            r"\n```\s*<｜tool▁call▁end｜>",
-        ),
-        CallText(
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
-            "<｜tool▁call▁end｜>",
-            between="\n",
-            end="<｜tool▁calls▁end｜>",
-        ),
-    ),
-    # DeepSeek-V3.1
-    (
-        ("<｜tool▁call▁begin｜>",),
-        named_json(
-            r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?P<name>[^<]+)<｜tool▁sep｜>",
-            "<｜tool▁call▁end｜>",
-        ),
-        CallText(
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
-            end="<｜tool▁calls▁end｜>",
-        ),
-    ),
-    # Kimi-K2
-    (
-        ("<|tool_call_argument_begin|>",),
-        named_json(
-            r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*"
-            r"(?:functions\.)?(?P<name>[^:<\s]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>",
-            r"<\|tool_call_end\|>",
-        ),
-        CallText(
-            "<|tool_calls_section_begin|>",
-            "<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{arguments}"
-            "<|tool_call_end|>",
-            end="<|tool_calls_section_end|>",
-        ),
-    ),
-    # Mistral, from the tokenizer's version 11 on
-    (
-        ("[TOOL_CALLS]", "[ARGS]"),
-        named_json(
-            r"\[TOOL_CALLS\](?P<name>[^\[\s]+)(?:\[CALL_ID\]\w+)?\[ARGS\]", r"(?=\[TOOL_CALLS\])"
-        ),
-        CallText("[TOOL_CALLS]", "{name}[ARGS]{arguments}", between="[TOOL_CALLS]"),
-    ),
-    # Mistral before: a list of all calls
-    (
-        ("[TOOL_CALLS]",),
-        {**JSON, "open_pattern": r"\[TOOL_CALLS\]", "transform": {"function": "{content}"}},
-        CallText(
-            "[TOOL_CALLS] [", '{"name": "{name}", "arguments": {arguments}}', between=", ", end="]"
-        ),
-    ),
-    # Hermes, Qwen and many others
-    (
-        ("<tool_call>",),
-        {
-            **JSON,
-            "open": "<tool_call>",
-            "close": "</tool_call>",
-            "transform": {"function": "{content}"},
-        },
-        CallText(
-            "<tool_call>",
-            '\n{"name": "{name}", "arguments": {arguments}}\n</tool_call>',
-            between="\n<tool_call>",
-        ),
-    ),
-    # Llama 3 and 4: the whole answer
-    (
-        ('"parameters"',),
-        {
-            **JSON,
-            "open_pattern": r"\A\s*+(?:<\|python_tag\|>\s*+)?(?=\{\s*+\"(?:name|type)\")",
-            "transform": {"function": "{content}"},
-        },
-        CallText("", '{"name": "{name}", "parameters": {arguments}}', is_single=True),
-    ),
-)
-"""Calls by what the chat template has, and their text; the first that fits counts."""
-CALLS_END = (
-    r"(?:</tool_call>|</minimax:tool_call>|<｜tool▁calls▁end｜>|<\|tool_calls_section_end\|>)"
-)
-"""Text that ends a list of calls, each of which has ended."""
-REASONING_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+@cache
+def read_known_formats() -> KnownFormats:
+    """Return the formats of models without a response template."""
+    return KnownFormats(**read_table(Path(__file__).with_name("answer_formats.yaml")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +116,9 @@ class AnswerFormat:
         fields = dict(self.template["fields"])
         if not tools:
             fields.pop(TOOL_CALLS, None)
+            end = read_known_formats().calls_end
             for name, field in fields.items():
-                fields[name] = {key: value for key, value in field.items() if value != CALLS_END}
+                fields[name] = {key: value for key, value in field.items() if value != end}
         return ResponseParser({**self.template, "fields": fields}, prefix=prefix, tools=tools)
 
     def prefix(self, prompt: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -322,16 +169,16 @@ def own_text(fields: Mapping[str, Field], call: CallText | None) -> AnswerText |
 
 def known_fields(chat_template: str) -> tuple[dict[str, Field], AnswerText]:
     """The fields of an answer, and the text of their marks, by what a chat template has."""
-    if "<|channel|>" in chat_template:
-        return HARMONY, HARMONY_TEXT
+    known = read_known_formats()
+    marks = next((marks for marks in known.reasoning if marks[0] in chat_template), None)
     fields: dict[str, Field] = {}
-    marks = next((marks for marks in REASONING_MARKS if marks[0] in chat_template), None)
     if marks is not None:
-        fields[REASONING] = between(*marks)
-    call = None
-    for needed, field, text in CALL_FORMATS:
-        if all(mark in chat_template for mark in needed):
-            fields[TOOL_CALLS], call = field, text
+        fields[REASONING] = {"open": marks[0], "close": marks[1], "content": "text"}
+    text = AnswerText()
+    for known_format in known.formats:
+        if all(mark in chat_template for mark in known_format.marks):
+            fields |= known_format.fields
+            text = known_format.text
             break
-    fields[CONTENT] = {"close_pattern": CALLS_END, "content": "text"}
-    return fields, AnswerText(reasoning=marks, call=call)
+    fields.setdefault(CONTENT, {"close_pattern": known.calls_end, "content": "text"})
+    return fields, text.model_copy(update={"reasoning": text.reasoning or marks})
