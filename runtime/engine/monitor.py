@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from runtime.engine.engine import Engine
 from runtime.engine.predictor_drift import DriftReport
+from runtime.errors import Fault
 from runtime.policy.cache import CacheEntry
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.eviction.base import Expert
@@ -69,6 +70,15 @@ class EngineSnapshot:
     """Time that each link's transfers took, added up, by the link's name."""
     prefetching: bool | None
     """Whether an adaptive system prefetches now; None: not adaptive."""
+
+    @property
+    def fault_counts(self) -> dict[str, int]:
+        """Faults of all kinds, those that there was none of too."""
+        return {kind: self.faults.get(kind, 0) for kind in Fault}
+
+    @property
+    def num_failed_predictors(self) -> int:
+        return len(self.predictor_failures)
 
     @property
     def computing(self) -> CacheCounters:
