@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.lines import Line2D
 
 from predictors.registry import KINDS
 from runtime.policy.eviction.registry import EVICTIONS
@@ -44,6 +45,11 @@ def test_styles__cover_each_table_and_tell_its_names_apart(names: list[str]) -> 
     assert set(names) <= set(STYLES)
     assert len({STYLES[name].marker for name in names}) == len(names)
     assert len({STYLES[name].hue for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_styles__are_lines_that_can_be_drawn(name: str) -> None:
+    Line2D([0, 1], [0, 1], **line_style(name))
 
 
 @pytest.mark.parametrize("cones", CONES)
