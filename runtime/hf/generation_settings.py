@@ -2,8 +2,8 @@
 
 Trainings leave their own there (`use_cache: false` of gradient checkpointing,
 `output_router_logits: true` of a router's loss). Options that choose tokens are honoured, those by
-which a runtime serves are replaced, and those that cannot be had are refused;
-`tests/unit/runtime/hf/test_generation_settings.py` lists them all.
+which a runtime serves are replaced, and those that cannot be had are refused
+(`generation_settings.yaml`); `tests/unit/runtime/hf/test_generation_settings.py` lists them all.
 """
 
 import logging
@@ -14,57 +14,16 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
+from predictors.typed_values import read_table
 from runtime.errors import CheckpointError
 from runtime.store.model_check import SETTINGS
 
 log = logging.getLogger(__name__)
 
-REPLACED: Mapping[str, Any] = {
-    # One answer to a prompt, token by token, of which nothing but the tokens is returned.
-    "num_beams": 1,
-    "num_beam_groups": 1,
-    "num_return_sequences": 1,
-    "penalty_alpha": None,
-    "dola_layers": None,
-    "return_dict_in_generate": False,
-    "output_attentions": False,
-    "output_hidden_states": False,
-    "output_logits": False,
-    "output_scores": False,
-    # The runtime has its own KV caches, kernels, drafts and batches.
-    "use_cache": True,
-    "cache_implementation": None,
-    "cache_config": None,
-    "max_cache_len": None,
-    "prefill_chunk_size": None,
-    "compile_config": None,
-    "continuous_batching_config": None,
-    "use_mtp": False,
-    "is_assistant": False,
-    "prompt_lookup_num_tokens": None,
-    "assistant_early_exit": None,
-    "speculation_type": None,
-    # An answer would depend on the speed of the machine.
-    "max_time": None,
-}
-"""Options of generation, and the values that are in force whatever the checkpoint says."""
-REPLACED_IN_CONFIG: Mapping[str, Any] = {
-    "return_dict": True,
-    "output_attentions": False,
-    "output_hidden_states": False,
-    "output_router_logits": False,
-}
-"""The same, of every forward pass; whoever wants these outputs asks for them in the call."""
-REFUSED: Mapping[str, str] = {
-    # Transformers' `generate` fails without a tokenizer, which only its caller has.
-    "stop_strings": "remove it and give strings where text is generated: `stop` of a request, or "
-    "stop_strings with tokenizer in Python",
-    "token_healing": "it needs the tokenizer; remove it",
-    "guidance_scale": "every token would be computed twice; remove it",
-    "constraints": "no token is chosen by beam search; remove it",
-    "force_words_ids": "no token is chosen by beam search; remove it",
-}
-"""Options without which the answers would be others, and what to do."""
+TABLES = read_table(Path(__file__).with_suffix(".yaml"))
+REPLACED: Mapping[str, Any] = TABLES["replaced"]
+REPLACED_IN_CONFIG: Mapping[str, Any] = TABLES["replaced_in_config"]
+REFUSED: Mapping[str, str] = TABLES["refused"]
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 KINDS: Mapping[str, type] = {
     **dict.fromkeys(("do_sample", "renormalize_logits", "remove_invalid_values"), bool),
