@@ -10,34 +10,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from predictors.typed_values import read_table
+
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-DEFINITIONS = {
-    "accuracy": "mean over held-out tokens of |predicted top_k and chosen| / top_k",
-    "predicted": "experts that the predictor named for a layer before it was routed, fetched or "
-    "not, in decode steps of held-out requests, replayed on the named hardware and budget: all of "
-    "the next six are about them",
-    "replay_accuracy": "share of needed experts that were predicted; layers that the predictor "
-    "does not cover count 0",
-    "fetch_rate": "of the needed experts that were predicted and were not in memory anyway, the "
-    "share whose bytes had all arrived when their router requested them",
-    "good_pred": "replay_accuracy x fetch_rate; good_pred_covered: the same over the layers that "
-    "the predictor covers",
-    "resident": "share of needed, predicted experts in memory anyway: no prediction fetched them",
-    "promoe_fetch_rate": "as ProMoE defines it (section 4.1): residents count as fetched",
-    "promoe_good_pred": "replay_accuracy x promoe_fetch_rate: share of needed experts that were "
-    "predicted and there",
-    "tpot_ms": "mean time of a generated token in that replay",
-    "recall": "share of chosen experts among the top_k + m best scores",
-    "gate_mass_recall": "as accuracy, each chosen expert weighted by its gate weight",
-    "calibration_error": "mean |score - share of chosen experts| over 15 equal bins of the scores",
-}
+DEFINITIONS: Mapping[str, str] = read_table(Path(__file__).with_suffix(".yaml"))
 """Printed and stored with the metrics: "accuracy" has four meanings in the literature."""
 
 CALIBRATION_BINS = 15

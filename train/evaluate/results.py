@@ -3,9 +3,11 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from collect.traces import Trace
+from predictors.typed_values import read_table
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from runtime.tools.comparison import Variant
@@ -22,29 +24,7 @@ CLOSE = 0.02
 DISTRIBUTIONS = ("tpot_percentiles_ms", "run_ms", "run_steps")
 """Fields of a replay that results.json leaves out."""
 
-DEFINITIONS = {
-    "ttft_mean_ms": "mean time of a prefill, which needs nearly all experts; ttft_ms is the median",
-    "tpot_mean_ms": "mean time of a decode step, one token of each request of the batch; tpot_ms "
-    "is the median of the same steps, p95 and p99 are their percentiles",
-    "tpot_interval_ms": "95 % interval of the mean: percentiles of a bootstrap over requests (at "
-    "larger batches, over the runs of decode steps between two prefills)",
-    "tokens_per_second": "generated tokens / time of all decode steps",
-    "bound_tpot_ms": "a mean TPOT that no system can beat on this machine: in each window of "
-    "steps, the time of the transfers that Belady's policy needs with all routing known, or of the "
-    "computation, whichever is longer",
-    "of_bound": "bound_tpot_ms / tpot_mean_ms",
-    "hit_rate": "share of the experts requested by decode's routers that were in the arena",
-    "bytes_moved_per_token": "bytes over the link in decode steps, for each generated token",
-    "bytes_wasted_per_token": "of the prefetched bytes, those whose expert was evicted before a "
-    "router requested it",
-    "bytes_late_per_token": "moved after the router had requested a predicted expert",
-    "stall_share": "share of decode's time in which the computation waited for an expert",
-    "predictor_ms_per_token": "charged to predictions, which run in parallel to the computation",
-    "peak_bytes": "memory for experts: slots x an expert's bytes",
-    "speedup_decode": "mean TPOT of the baseline at the same budget / mean TPOT",
-    "speedup_prefill": "mean TTFT of the baseline at the same budget / mean TTFT",
-    "speedup_interval": "95 % interval of speedup_decode, over the same requests in pairs",
-}
+DEFINITIONS: Mapping[str, str] = read_table(Path(__file__).with_suffix(".yaml"))
 
 
 def make_results(

@@ -8,7 +8,9 @@ from predictors.typed_values import read_table, read_yaml
 from tests.builders.processes import ROOT
 
 TABLES = sorted(
-    path for top in ("benchmarks", "configs", "runtime") for path in (ROOT / top).rglob("*.yaml")
+    path
+    for top in ("benchmarks", "configs", "predictors", "runtime", "train")
+    for path in (ROOT / top).rglob("*.yaml")
 )
 
 
