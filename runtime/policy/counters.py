@@ -86,7 +86,7 @@ class CacheCounters:
     @property
     def recall(self) -> float | None:
         """Share of needed experts that were predicted; None when nothing was predicted."""
-        return self.needed_predicted / self.requests if self.predicted else None
+        return self.needed_predicted / self.requests if self.predicted and self.requests else None
 
     @property
     def fetch_rate(self) -> float | None:
