@@ -30,7 +30,7 @@ class FadingEviction(EvictionPolicy):
         self._decay = decay
 
     def begin_step(self, requests_T):
-        self.score_LE *= self._decay
+        self.score_LE[:] *= self._decay
 
     def on_routed(self, layer, tokens_per_expert):
         self.score_LE[layer, list(tokens_per_expert)] += 1.0
