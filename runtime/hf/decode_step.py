@@ -234,7 +234,7 @@ def attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if attention_mask is None and getattr(module, "num_key_value_groups", 1) > 1:
         # With a mask, the library computes the heads that share keys and values together.
-        attention_mask = torch.zeros(1, 1, 1, key.shape[2])
+        attention_mask = torch.zeros(1, 1, 1, key.shape[2], device=key.device)
     output, weights = sdpa_attention_forward(
         module,
         query.float(),
