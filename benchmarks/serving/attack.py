@@ -75,6 +75,9 @@ HOSTILE = 4
 """Clients that attack, one way after another."""
 BUDGET = "50%"
 """Memory for experts of the reference model."""
+KV_BUDGET = "32MiB"
+"""Of the program's share of the memory limit; unless it is given, prompts of ended answers are kept
+in the memory that the machine has."""
 
 
 def read_choices(answer: httpx2.Response) -> list[Any]:
@@ -244,7 +247,7 @@ def run_attack(config: AttackConfig) -> None:
     machine = describe_machine()
     model = resolve(ModelConfig())
     key = secrets.token_urlsafe(24)
-    options = {"model.id": model, "budget": BUDGET}
+    options = {"model.id": model, "budget": BUDGET, "kv_budget": KV_BUDGET}
     with (
         run_server(options, environment={"MOECAST_API_KEY": key}) as server,
         ThreadPoolExecutor(2) as pool,
