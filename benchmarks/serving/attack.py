@@ -76,8 +76,8 @@ HOSTILE = 4
 BUDGET = "50%"
 """Memory for experts of the reference model."""
 KV_BUDGET = "32MiB"
-"""Of the program's share of the memory limit; unless it is given, prompts of ended answers are kept
-in the memory that the machine has."""
+"""Part of the program's share of the memory limit; unless it is given, prompts of ended answers are
+kept in the memory that the machine has."""
 
 
 def read_choices(answer: httpx2.Response) -> list[Any]:
