@@ -28,7 +28,7 @@
 #include <string.h>
 
 #include "../../../predictors/networks/exponential.h"
-#include "vnni.h"
+#include "dots.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define MULTIVERSIONED __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -38,10 +38,11 @@
 
 #define MAX_TYPES 64
 #define FLOAT32 0          /* ggml's number of the type */
-#define GROUPS -1          /* no type of ggml's: activations for `dot_q4_0` */
+#define GROUPS -1          /* no type of ggml's: activations for our kernels of Q4_0 */
 #define MAX_PARTS 8        /* of a matrix: gate and up, say */
 #define MAX_THREADS 256
 #define ROWS_AT_ONCE 32    /* rows of weights that a thread takes: 40 KB of Qwen3-30B's, as Q4_K */
+#define ROW_AHEAD 4096     /* bytes that are fetched ahead of a row: 1.2 to 1.4 times as fast */
 #define FEW_WEIGHTS 65536  /* products of fewer are not worth waking a thread */
 #define SPINS 4000         /* looks for more work before a thread sleeps: some 50 microseconds */
 
@@ -93,13 +94,13 @@ static size_t row_bytes(int type, Py_ssize_t columns) {
 
 /* The type of the activations that a type of weights is multiplied with. */
 static int row_type(int type) {
-#if HAS_VNNI_KERNEL
-    if (ggml.own_dots[type] == dot_q4_0) return GROUPS;
+#if HAS_OWN_DOTS
+    if (type == Q4_0 && ggml.own_dots[type]) return GROUPS;
 #endif
     return ggml.cpu_types[type]->row_type;
 }
 
-#if HAS_VNNI_KERNEL
+#if HAS_OWN_DOTS
 /* Whether the library has a type with such blocks. */
 static int has_blocks(int type, int64_t weights, size_t bytes) {
     return ggml.types[type] && ggml.cpu_types[type] && ggml.types[type]->bytes == bytes &&
@@ -110,11 +111,10 @@ static int has_blocks(int type, int64_t weights, size_t bytes) {
 static int takes(int type, int row_type) { return ggml.cpu_types[type]->row_type == row_type; }
 
 static void choose_own_dots(void) {
-    if (!has_vnni()) return;
-    if (has_blocks(Q8_0, BLOCK_WEIGHTS, BLOCK_Q8_0) &&
+    if (has_avx2() && has_blocks(Q8_0, BLOCK_WEIGHTS, BLOCK_Q8_0) &&
         has_blocks(Q4_0, BLOCK_WEIGHTS, BLOCK_Q4_0) && takes(Q4_0, Q8_0))
-        ggml.own_dots[Q4_0] = dot_q4_0;
-    if (!has_blocks(Q8_K, BLOCK_K, sizeof(BlockQ8K))) return;
+        ggml.own_dots[Q4_0] = has_vnni() ? dot_q4_0 : dot_q4_0_avx2;
+    if (!has_vnni() || !has_blocks(Q8_K, BLOCK_K, sizeof(BlockQ8K))) return;
     if (has_blocks(Q4_K, BLOCK_K, sizeof(BlockQ4K)) && takes(Q4_K, Q8_K))
         ggml.own_dots[Q4_K] = dot_q4_K;
     if (has_blocks(Q6_K, BLOCK_K, sizeof(BlockQ6K)) && takes(Q6_K, Q8_K))
@@ -155,7 +155,7 @@ static PyObject *open_library(PyObject *module, PyObject *arguments) {
         ggml.types[t] = type;
         ggml.cpu_types[t] = cpu_traits(t);
     }
-#if HAS_VNNI_KERNEL
+#if HAS_OWN_DOTS
     choose_own_dots();
 #endif
     ggml.num_types = num_types < MAX_TYPES ? num_types : MAX_TYPES;
@@ -349,7 +349,7 @@ static void encode_row(const Rows *rows, Py_ssize_t index, const float *row) {
         int type = row_type(matrix->parts[p].type);
         if (type == FLOAT32)
             memcpy(to, row, rows->bytes[p]);
-#if HAS_VNNI_KERNEL
+#if HAS_OWN_DOTS
         else if (type == GROUPS)
             encode_groups(ggml.cpu_types[Q8_0]->from_float, row, (Group *)to, matrix->columns);
 #endif
@@ -368,7 +368,7 @@ static int allocate_rows(Rows *rows, const Matrix *matrix, const float *from, Py
     *rows = (Rows){.matrix = matrix, .rows = from};
     for (int p = 0; p < matrix->num_parts; p++) {
         int type = row_type(matrix->parts[p].type);
-#if HAS_VNNI_KERNEL
+#if HAS_OWN_DOTS
         rows->bytes[p] = type == GROUPS ? group_bytes(matrix->columns)
                                         : row_bytes(type, matrix->columns);
 #else
@@ -409,8 +409,11 @@ static inline void multiply_rows(int type, Py_ssize_t num_rows, Py_ssize_t colum
         ggml.own_dots[type](num_rows, columns, bytes, weights, x, results);
         return;
     }
-    for (Py_ssize_t r = 0; r < num_rows; r++, weights += bytes)
+    for (Py_ssize_t r = 0; r < num_rows; r++, weights += bytes) {
+        for (size_t line = 0; line < bytes; line += 64)
+            __builtin_prefetch((const void *)((uintptr_t)weights + ROW_AHEAD + line), 0, 2);
         ggml.cpu_types[type]->dot((int)columns, results + r, 0, weights, 0, x, 0, 1);
+    }
 }
 
 static void multiply_chunk(void *context, Py_ssize_t index) {
