@@ -22,6 +22,7 @@ from benchmarks.reports import describe_machine, print_line, write_report
 from predictors.errors import MoecastError, unknown
 from runtime.store.ggml.library import TYPES, encode_rows, explain_missing, find_products
 from runtime.store.ggml.matrix import RowMatrix, RowsPart
+from runtime.transfer.arena import use_huge_pages
 
 HIDDEN, WIDTH = QWEN3_30B_A3B["hidden_size"], QWEN3_30B_A3B["moe_intermediate_size"]
 NUM_EXPERTS, TOP_K = QWEN3_30B_A3B["num_experts"], QWEN3_30B_A3B["num_experts_per_tok"]
@@ -67,8 +68,11 @@ def make_experts(kind: str) -> tuple[Tensor, RowMatrix, RowMatrix]:
         encode_rows(kind, torch.randn(2 * WIDTH, HIDDEN, generator=generator)),
         encode_rows(kind, torch.randn(HIDDEN, WIDTH, generator=generator)),
     ]
-    # Bytes of one expert for all: the time does not depend on values.
-    return torch.cat(rows).repeat(NUM_EXPERTS, 1), up, down
+    # Bytes of one expert for all, as the time does not depend on values; in pages as an arena's.
+    expert_B = torch.cat(rows)
+    slots_EB = torch.empty((NUM_EXPERTS, len(expert_B)), dtype=torch.uint8)
+    use_huge_pages(slots_EB)
+    return slots_EB.copy_(expert_B), up, down
 
 
 def measure_kind(kind: str, threads: int, *, repetitions: int, seed: int) -> tuple[float, int]:
