@@ -51,15 +51,30 @@ def read_git_revision(checkout: Path = CHECKOUT) -> str | None:
     return f"{commit}-dirty" if edits else commit
 
 
+INSTRUCTIONS = {
+    "amx_tile": "AMX",
+    "avx512_vnni": "AVX-512 VNNI",
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+}
+"""Linux's flags for the instructions that speed depends on, the fastest first."""
+
+
 def read_processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns the processor's name as the operating system reports it."""
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    """Returns the processor's name as the operating system reports it, and its instructions.
+
+    Virtual machines have one name for processors of several generations: `AMD EPYC with AVX2`.
+    """
+    name = platform.processor() or platform.machine()
+    if not cpuinfo.is_file():
+        return name
+    lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()]
+    facts = {key.strip(): value.strip() for key, _, value in reversed(lines)}
+    flags = facts.get("flags", "").split()
+    known = next((name for flag, name in INSTRUCTIONS.items() if flag in flags), None)
+    return facts.get("model name", name) + ("" if known is None else f" with {known}")
 
 
 def name_machine() -> str:
-    """Returns cores and processor of this machine, such as `2 cores of AMD EPYC`."""
+    """Returns cores and processor of this machine, such as `2 cores of AMD EPYC with AVX2`."""
     return f"{os.cpu_count()} cores of {read_processor_name()}"

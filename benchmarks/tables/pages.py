@@ -16,8 +16,9 @@ PAGES = (
     *("README.md", "docs/results.md", "docs/laptop.md", "docs/capacity.md"),
     "benchmarks/README.md",
 )
-MARKED = re.compile(r"<!--(\w+)-->\n.*?<!--end-->", re.DOTALL)
-"""A table on a page, `<!--FUNCTION-->`, the lines that the function writes, and `<!--end-->`."""
+MARKED = re.compile(r"<!--(\w+)( of \w+)?-->\n.*?<!--end-->", re.DOTALL)
+"""A table on a page, `<!--FUNCTION-->` or `<!--FUNCTION of RESULT-->`, the lines that the function
+writes of its results or of that one, and `<!--end-->`."""
 
 
 def reference_model() -> list[str]:
@@ -77,11 +78,11 @@ def fill_page(text: str, refused: Container[str]) -> str:
 
     def fill(found: re.Match[str]) -> str:
         write = FUNCTIONS[found[1]]
-        if any(name in refused for name in TABLES[write]):
+        names = TABLES[write] if found[2] is None else (found[2].removeprefix(" of "),)
+        if any(name in refused for name in names):
             return found[0]
-        return "\n".join(
-            [f"<!--{found[1]}-->", *write(*map(read_document, TABLES[write])), "<!--end-->"]
-        )
+        first, _, _ = found[0].partition("\n")
+        return "\n".join([first, *write(*map(read_document, names)), "<!--end-->"])
 
     return MARKED.sub(fill, text)
 

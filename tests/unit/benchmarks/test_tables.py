@@ -122,24 +122,26 @@ def test_tables__are_those_of_the_committed_results() -> None:
     for page in pages.PAGES:
         text = (ROOT / page).read_text()
         assert pages.fill_page(text, refused) == text, f"{page}: run `python -m benchmarks tables`"
-        written += [found[1] for found in pages.MARKED.finditer(text)]
+        written += [found[1] for found in pages.MARKED.finditer(text) if found[2] is None]
     assert sorted(written) == sorted(pages.FUNCTIONS)
 
 
 def test_tables__of_refused_results_stay_as_they_are(tmp_path, monkeypatch) -> None:
     page = tmp_path / "page.md"
-    page.write_text(
+    page_text = (
         "# Page\n\n<!--live_table-->\nas it was\n\n<!--end-->\n"
-        "<!--robustness_table-->\nas it was\n\n<!--end-->\n"
+        "<!--live_table of evaluate-->\nas it was\n\n<!--end-->\n"
+        "<!--robustness_table of serving-->\nas it was\n\n<!--end-->\n"
     )
+    page.write_text(page_text)
     monkeypatch.setattr(pages, "PAGES", [page])
-    monkeypatch.setattr(pages, "refuse_unclean", lambda: ["bench"])
+    monkeypatch.setattr(pages, "refuse_unclean", lambda: ["bench", "evaluate"])
     monkeypatch.setattr(pages, "warn_of_changes", lambda: None)
     monkeypatch.setattr(pages, "draw_figures", lambda _: None)
-    with pytest.raises(MoecastError, match=r"^tables and figures of bench stay as they are"):
+    with pytest.raises(MoecastError, match=r"^tables and figures of bench, evaluate stay as"):
         pages.run_tables(TablesConfig())
-    kept, _, written = page.read_text().partition("<!--robustness_table-->\n")
-    assert kept == "# Page\n\n<!--live_table-->\nas it was\n\n<!--end-->\n"
+    kept, _, written = page.read_text().partition("<!--robustness_table of serving-->\n")
+    assert kept == page_text.partition("<!--robustness")[0]
     assert written.startswith("The server as a separate process")
     assert written.endswith("\n\n<!--end-->\n")
 
