@@ -401,16 +401,18 @@ typedef struct {
     float *results;            /* (pairs, N) */
 } Products;
 
-/* The products of at most FEW_ROWS rows of weights, one after another, and one of activations. */
+/* The products of at most FEW_ROWS rows of weights, one after another, and one of activations.
+ * `is_first`: it is the first of these activations, so that the weights come from memory. */
 static inline void multiply_rows(int type, Py_ssize_t num_rows, Py_ssize_t columns,
-                                 const uint8_t *weights, const uint8_t *x, float *results) {
+                                 const uint8_t *weights, const uint8_t *x, int is_first,
+                                 float *results) {
     size_t bytes = row_bytes(type, columns);
     if (ggml.own_dots[type]) {
         ggml.own_dots[type](num_rows, columns, bytes, weights, x, results);
         return;
     }
     for (Py_ssize_t r = 0; r < num_rows; r++, weights += bytes) {
-        for (size_t line = 0; line < bytes; line += 64)
+        for (size_t line = 0; is_first && line < bytes; line += 64)
             __builtin_prefetch((const void *)((uintptr_t)weights + ROW_AHEAD + line), 0, 2);
         ggml.cpu_types[type]->dot((int)columns, results + r, 0, weights, 0, x, 0, 1);
     }
@@ -435,6 +437,7 @@ static void multiply_chunk(void *context, Py_ssize_t index) {
                                    (size_t)(pair / call->top_k) * call->rows.bytes[p];
                 multiply_rows(part->type, count, matrix->columns,
                               weights + (size_t)(row - before) * bytes, x,
+                              i == call->firsts[expert],
                               call->results + pair * matrix->rows + row);
             }
         }
