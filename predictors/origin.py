@@ -65,14 +65,13 @@ def read_processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
     Virtual machines have one name for processors of several generations: `AMD EPYC with AVX2`.
     """
-    name = platform.processor() or platform.machine()
-    if not cpuinfo.is_file():
-        return name
-    lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()]
-    facts = {key.strip(): value.strip() for key, _, value in reversed(lines)}
+    text = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    lines = [line.partition(":") for line in reversed(text.splitlines())]
+    facts = {key.strip(): value.strip() for key, _, value in lines}
+    name = facts.get("model name") or platform.processor() or platform.machine()
     flags = facts.get("flags", "").split()
-    known = next((name for flag, name in INSTRUCTIONS.items() if flag in flags), None)
-    return facts.get("model name", name) + ("" if known is None else f" with {known}")
+    known = [f" with {what}" for flag, what in INSTRUCTIONS.items() if flag in flags]
+    return name + "".join(known[:1])
 
 
 def name_machine() -> str:

@@ -32,7 +32,7 @@ from benchmarks.peers.run import ALLOWANCE_BYTES
 from benchmarks.peers.weights import weight_bytes
 from benchmarks.reports import describe_machine, print_line, write_part
 from benchmarks.serving.config import AttackConfig
-from benchmarks.serving.departures import PROMPTS, fill_pool, idle_footprint
+from benchmarks.serving.departures import fill_pool, idle_footprint
 from benchmarks.serving.hostile import ATTACKS, BUSY, Statuses, Victim, run_hostile
 from benchmarks.serving.rows import (
     AttackReport,
@@ -54,6 +54,9 @@ SAMPLE_SECONDS = 60.0
 SETTLE_SECONDS = 3.0
 EXTRA_SECONDS = 3600.0
 """Time beyond the attacks' after which the server is ended."""
+PROMPTS = ("The heart pumps blood", "It was late in the evening", "Return a new list")
+"""Of honest clients: shorter, in a chat too, than what the server reuses of a prompt, as an answer's
+last bits depend on what was reused."""
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = tuple(
     question
     for seed, prompt in enumerate(PROMPTS)

@@ -24,12 +24,10 @@ from benchmarks.serving.rows import Footprint
 from benchmarks.serving.server import ServerProcess
 
 PROMPTS = (
-    "The heart pumps blood",
-    "It was late in the evening",
-    "Return a new list",
+    "The heart pumps blood through the body, and the lungs",
+    "It was late in the evening when the old man came to the door and",
+    "Return a new list with the items of",
 )
-"""Shorter, in a chat too, than what the server reuses of a prompt: an answer's last bits depend on
-what was reused (`prefix_cache.MIN_TOKENS`), and the honest ones' are compared."""
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
 """Threads of asyncio's own pool (concurrent.futures.ThreadPoolExecutor)."""
 GONE_SECONDS = 5.0

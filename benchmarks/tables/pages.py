@@ -17,8 +17,8 @@ PAGES = (
     "benchmarks/README.md",
 )
 MARKED = re.compile(r"<!--(\w+)( of \w+)?-->\n.*?<!--end-->", re.DOTALL)
-"""A table on a page, `<!--FUNCTION-->` or `<!--FUNCTION of RESULT-->`, the lines that the function
-writes of its results or of that one, and `<!--end-->`."""
+"""A table on a page: `<!--FUNCTION-->` or, for another result than the function's own,
+`<!--FUNCTION of RESULT-->`, the lines that the function writes, and `<!--end-->`."""
 
 
 def reference_model() -> list[str]:

@@ -232,7 +232,7 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
     sizes = {f"{model['expert_sizes'][end] / MIB:.2f}": None for end in (0, -1)}
     rows = {
         "versions": ", ".join(f"{k} {v or 'not installed'}" for k, v in report["versions"].items()),
-        "processor": f"{hardware['processor']}, {hardware['cores']} cores, {hardware['simd']}",
+        "processor": f"{hardware['processor']}, {hardware['cores']} cores",
         "predictors": "onnxruntime; faster where a C compiler was there at installation"
         if kernels is None
         else f"compiled kernels ({kernels})",

@@ -35,7 +35,6 @@ def hardware(folder: Path) -> dict[str, Any]:
         "processor": read_processor_name(),
         "cores": count_usable_cores(),
         "threads_used": torch.get_num_threads(),
-        "simd": torch.backends.cpu.get_cpu_capability(),
         "network_kernels": None if kernels is None else kernels.INSTRUCTIONS[0],
         "compiled_core": is_compiled(),
         "memory_bytes": int(psutil.virtual_memory().total),

@@ -21,7 +21,8 @@ def compute(data: bytes) -> None:
         ValueError: pairs that there are not.
     """
     kind = sorted(TYPES)[data[0] % len(TYPES)] if len(data) > HEADER else "F32"
-    num_columns = TYPES[kind].block * (1 + data[1] % 4) if len(data) > HEADER else 1
+    # Kernels take up to eight blocks at once.
+    num_columns = TYPES[kind].block * (1 + data[1] % 10) if len(data) > HEADER else 1
     row_bytes = TYPES[kind].row_bytes(num_columns)
     num_rows = min((len(data) - HEADER) // row_bytes, MOST_ROWS) & ~1
     if num_rows < 2:

@@ -1,12 +1,18 @@
 /* The products of rows in Q4_0, Q4_K and Q6_K and a row of activations, on processors with AVX-512
  * VNNI, for which ggml's package has no kernels: its own are for AVX2. Weights come at 22, 27 and
- * 31 GB/s a thread (with ggml's kernels at 13, 20 and 27), where memory gives 38. With AVX2 alone
- * there is a kernel for Q4_0, as ggml's takes 1.4 times as long. For other types, ggml's are used.
+ * 31 GB/s a thread (with ggml's kernels and nothing fetched ahead at 13, 20 and 27), where memory
+ * gives 38. With AVX2 alone there is a kernel for Q4_0: ggml's takes 1.3 times as long with rows
+ * fetched ahead, and twice as long for many tokens. For other types, ggml's are used.
  *
  * Four rows share what is loaded of the activations. Each row's operations are the same whatever
  * their number is.
  */
 #define FEW_ROWS 4 /* of weights, that share what is loaded of the activations */
+
+/* Products of at most FEW_ROWS rows of so many bytes. `is_first`: the rows come from memory, and
+ * what comes next is fetched ahead; for other activations they are in a cache. */
+typedef void (*OwnDot)(Py_ssize_t num_rows, Py_ssize_t columns, size_t bytes,
+                       const uint8_t *weights, const void *x, int is_first, float *results);
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -46,6 +52,7 @@ typedef struct {
     int8_t values[GROUP][BLOCK_WEIGHTS];
 } Group;
 
+/* Processors with AVX2 have F16C. */
 static int has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
@@ -92,12 +99,14 @@ VNNI INLINE __m256i add_fours_vnni(__m256i numbers, __m256i values) {
     return _mm256_dpbusd_epi32(_mm256_setzero_si256(), numbers, values);
 }
 
+/* Sums of two fit 16 bits: 2 * 15 * 128. */
 AVX2 INLINE __m256i add_fours_avx2(__m256i numbers, __m256i values) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(numbers, values), _mm256_set1_epi16(1));
 }
 
 AVX2 INLINE void dot_rows_of_groups(AddFours add_fours, int num_rows, Py_ssize_t columns,
-                                    const uint8_t *weights, const void *x, float *results) {
+                                    const uint8_t *weights, const void *x, int is_first,
+                                    float *results) {
     const Group *group = x;
     const __m256i low = _mm256_set1_epi8(15), halves = _mm256_set_epi64x(4, 4, 0, 0);
     const size_t row_bytes = (size_t)(columns / BLOCK_WEIGHTS) * BLOCK_Q4_0;
@@ -106,7 +115,7 @@ AVX2 INLINE void dot_rows_of_groups(AddFours add_fours, int num_rows, Py_ssize_t
     __m256 sums[FEW_ROWS];
     for (int r = 0; r < num_rows; r++) sums[r] = _mm256_setzero_ps();
     for (Py_ssize_t left = columns / BLOCK_WEIGHTS; left > 0; left -= GROUP, group++) {
-        fetch(&coming, bytes);
+        if (is_first) fetch(&coming, bytes);
         uint8_t filled[FEW_ROWS][GROUP * BLOCK_Q4_0];
         float scales[FEW_ROWS][GROUP];
         const uint8_t *rows[FEW_ROWS];
@@ -141,13 +150,13 @@ AVX2 INLINE void dot_rows_of_groups(AddFours add_fours, int num_rows, Py_ssize_t
 }
 
 VNNI INLINE void dot_rows_q4_0(int num_rows, Py_ssize_t columns, const uint8_t *weights,
-                               const void *x, float *results) {
-    dot_rows_of_groups(add_fours_vnni, num_rows, columns, weights, x, results);
+                               const void *x, int is_first, float *results) {
+    dot_rows_of_groups(add_fours_vnni, num_rows, columns, weights, x, is_first, results);
 }
 
 AVX2 INLINE void dot_rows_q4_0_avx2(int num_rows, Py_ssize_t columns, const uint8_t *weights,
-                                    const void *x, float *results) {
-    dot_rows_of_groups(add_fours_avx2, num_rows, columns, weights, x, results);
+                                    const void *x, int is_first, float *results) {
+    dot_rows_of_groups(add_fours_avx2, num_rows, columns, weights, x, is_first, results);
 }
 
 /* ---- Q4_K and Q6_K
@@ -178,7 +187,7 @@ typedef struct {
 } BlockQ8K;
 
 VNNI INLINE void dot_rows_q4_K(int num_rows, Py_ssize_t columns, const uint8_t *weights,
-                               const void *x, float *results) {
+                               const void *x, int is_first, float *results) {
     const Py_ssize_t num_blocks = columns / BLOCK_K;
     const __m512i zero = _mm512_setzero_si512(), low = _mm512_set1_epi8(15);
     /* Of eight bytes, those that scale 16 bits in each place, after `packs`. */
@@ -204,7 +213,7 @@ VNNI INLINE void dot_rows_q4_K(int num_rows, Py_ssize_t columns, const uint8_t *
             values[i + 1] = _mm512_shuffle_i64x2(first, second, 0xee);
         }
         __m256i sums_of_values = _mm256_loadu_si256((const __m256i *)block->sums);
-        fetch(&coming, bytes);
+        if (is_first) fetch(&coming, bytes);
         for (int r = 0; r < num_rows; r++) {
             const BlockQ4K *row = (const BlockQ4K *)weights + r * num_blocks + b;
             uint32_t bits[3];
@@ -247,7 +256,7 @@ VNNI INLINE void dot_rows_q4_K(int num_rows, Py_ssize_t columns, const uint8_t *
 
 /* Numbers of six bits, less 32. */
 VNNI INLINE void dot_rows_q6_K(int num_rows, Py_ssize_t columns, const uint8_t *weights,
-                               const void *x, float *results) {
+                               const void *x, int is_first, float *results) {
     const Py_ssize_t num_blocks = columns / BLOCK_K;
     const __m512i zero = _mm512_setzero_si512();
     const __m512i low = _mm512_set1_epi8(15), six = _mm512_set1_epi8(63);
@@ -263,7 +272,7 @@ VNNI INLINE void dot_rows_q6_K(int num_rows, Py_ssize_t columns, const uint8_t *
     for (Py_ssize_t b = 0; b < num_blocks; b++) {
         const BlockQ8K *block = (const BlockQ8K *)x + b;
         __m256i sums_of_values = _mm256_loadu_si256((const __m256i *)block->sums);
-        fetch(&coming, bytes);
+        if (is_first) fetch(&coming, bytes);
         for (int r = 0; r < num_rows; r++) {
             const BlockQ6K *row = (const BlockQ6K *)weights + r * num_blocks + b;
             __m256i scales =
@@ -299,17 +308,18 @@ VNNI INLINE void dot_rows_q6_K(int num_rows, Py_ssize_t columns, const uint8_t *
     for (int r = 0; r < num_rows; r++) results[r] = _mm512_reduce_add_ps(sums[r]);
 }
 
-/* ---- of at most FEW_ROWS rows of so many bytes */
+/* ---- of at most FEW_ROWS rows */
 
 #define DOT(target, name)                                                                         \
     target static void dot_##name(Py_ssize_t num_rows, Py_ssize_t columns, size_t bytes,          \
-                                  const uint8_t *weights, const void *x, float *results) {        \
+                                  const uint8_t *weights, const void *x, int is_first,            \
+                                  float *results) {                                               \
         if (num_rows == FEW_ROWS) {                                                               \
-            dot_rows_##name(FEW_ROWS, columns, weights, x, results);                              \
+            dot_rows_##name(FEW_ROWS, columns, weights, x, is_first, results);                    \
             return;                                                                               \
         }                                                                                         \
-        for (Py_ssize_t r = 0; r < num_rows; r++)                                                 \
-            dot_rows_##name(1, columns, weights + (size_t)r * bytes, x, results + r);             \
+        for (Py_ssize_t r = 0; r < num_rows; r++, weights += bytes)                               \
+            dot_rows_##name(1, columns, weights, x, is_first, results + r);                       \
     }
 DOT(AVX2, q4_0_avx2)
 DOT(VNNI, q4_0)

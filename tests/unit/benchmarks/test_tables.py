@@ -12,7 +12,7 @@ from benchmarks.process import ROOT
 from benchmarks.reports import Document, read_document
 from benchmarks.tables import markdown, pages, peers, systems
 from benchmarks.tables.figures import list_pages
-from benchmarks.tables.origins import refuse_unclean
+from benchmarks.tables.origins import CODE, refuse_unclean
 from predictors.errors import MoecastError
 
 
@@ -122,7 +122,10 @@ def test_tables__are_those_of_the_committed_results() -> None:
     for page in pages.PAGES:
         text = (ROOT / page).read_text()
         assert pages.fill_page(text, refused) == text, f"{page}: run `python -m benchmarks tables`"
-        written += [found[1] for found in pages.MARKED.finditer(text) if found[2] is None]
+        marked = list(pages.MARKED.finditer(text))
+        assert text.count("<!--end-->") == len(marked), page
+        assert {found[2].removeprefix(" of ") for found in marked if found[2]} <= set(CODE)
+        written += [found[1] for found in marked if found[2] is None]
     assert sorted(written) == sorted(pages.FUNCTIONS)
 
 

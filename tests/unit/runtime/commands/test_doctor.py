@@ -240,6 +240,6 @@ def test_processor__is_what_the_system_calls_it(tmp_path):
     cpuinfo.write_text("processor\t: 0\nmodel name\t: A Fine Processor\n")
     assert facts.read_processor_name(cpuinfo) == "A Fine Processor"
     with cpuinfo.open("a") as file:
-        file.write("flags\t\t: fpu avx2 avx512f\n")
+        file.write("flags\t\t: fpu avx512f avx2\n")
     assert facts.read_processor_name(cpuinfo) == "A Fine Processor with AVX-512"
     assert facts.read_processor_name(tmp_path / "none")

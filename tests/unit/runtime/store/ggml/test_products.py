@@ -70,20 +70,22 @@ def test_rows__are_multiplied_and_decoded_as_gguf_decodes_them(kind):
 
 
 @needs_library
-@pytest.mark.parametrize("num_columns", [32, 224, 288])
+@pytest.mark.parametrize("num_columns", [32, 224, 288, 768])
 def test_rows__of_any_number_of_blocks_are_multiplied_whole(num_columns):
-    """Four rows and eight blocks are computed together in Q4_0."""
+    """Four rows and eight blocks are computed together in Q4_0, with activations in Q8_0."""
     stored, expected = make_rows("Q4_0", 7, num_columns)
     x = torch.randn(2, num_columns, generator=torch.Generator().manual_seed(1))
     product = RowMatrix([RowsPart("Q4_0", 0, 7)], num_columns).linear(stored, x)
-    assert error_of(product, x @ expected.T) < ROW_LOSS
+    rounded = library.decode_rows("Q8_0", library.encode_rows("Q8_0", x)).view(2, -1)
+    assert error_of(product, rounded.double() @ expected.double().T) < 1e-6
 
 
 @needs_library
-@pytest.mark.parametrize(("kind", "first_scale"), [("Q4_K", 0), ("Q6_K", 208)])
+@pytest.mark.parametrize(("kind", "first_scale"), [("Q4_0", 0), ("Q4_K", 0), ("Q6_K", 208)])
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
 def test_rows__of_the_largest_numbers_and_scales_do_not_overflow(kind, first_scale, byte):
-    blocks = torch.full((5 * 3, library.TYPES[kind].block_bytes), byte, dtype=torch.uint8)
+    traits = library.TYPES[kind]
+    blocks = torch.full((5 * 768 // traits.block, traits.block_bytes), byte, dtype=torch.uint8)
     scales = blocks[:, first_scale : first_scale + (4 if kind == "Q4_K" else 2)]
     scales[:] = torch.full((1, scales.shape[1] // 2), 0.01).half().view(torch.uint8)
     decoded = quants.dequantize(blocks.view(5, -1).numpy(), GGMLQuantizationType[kind])
