@@ -55,8 +55,7 @@ SETTLE_SECONDS = 3.0
 EXTRA_SECONDS = 3600.0
 """Time beyond the attacks' after which the server is ended."""
 PROMPTS = ("The heart pumps blood", "It was late in the evening", "Return a new list")
-"""Of honest clients: shorter, in a chat too, than what the server reuses of a prompt, as an answer's
-last bits depend on what was reused."""
+"""Honest prompts, in a chat too shorter than a server reuses: what it reuses changes last bits."""
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = tuple(
     question
     for seed, prompt in enumerate(PROMPTS)
