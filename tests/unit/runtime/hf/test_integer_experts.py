@@ -69,7 +69,8 @@ def test_served__without_the_library_they_are_decoded(model, tmp_path, caplog, m
         assert "before each use, which takes longer than the product; libggml" in caplog.text
     finally:
         library.multiplies.cache_clear()
-    assert relative_error(found, near) < 0.02
+    # Both round: activations to eight bits the one, each product to bfloat16 the other.
+    assert relative_error(found, near) < 0.03
 
 
 @pytest.mark.parametrize("dense_format", [DenseFormat.OWN, DenseFormat.INT4], ids=str)
