@@ -41,9 +41,10 @@
 #define GROUPS -1          /* no type of ggml's: activations for our kernels of Q4_0 */
 #define MAX_PARTS 8        /* of a matrix: gate and up, say */
 #define MAX_THREADS 256
-#define ROWS_AT_ONCE 32    /* rows of weights that a thread takes: 40 KB of Qwen3-30B's, as Q4_K */
-#define ROW_AHEAD 4096     /* bytes that are fetched ahead of a row for ggml's kernels: with AVX2, Q4_K
-                              and Q6_K take .7 to .8 of the time, Q8_0 .9 */
+#define LEAST_ROWS 32      /* of weights, that a thread takes at once */
+#define CHUNKS 8           /* for each thread: of more, much that one fetches ahead another one uses */
+#define ROW_AHEAD 4096     /* bytes that are fetched ahead for ggml's kernels: with AVX2, Q4_K and Q6_K
+                              take .7 to .8 of the time, Q8_0 .9 */
 #define FEW_WEIGHTS 65536  /* products of fewer are not worth waking a thread */
 #define SPINS 4000         /* looks for more work before a thread sleeps: some 50 microseconds */
 
@@ -393,7 +394,7 @@ static void free_rows(Rows *rows) {
 typedef struct {
     Matrix matrix;
     Rows rows;
-    Py_ssize_t num_experts, chunks_of_expert;
+    Py_ssize_t num_experts, chunks_of_expert, rows_of_chunk;
     const uint64_t *slots;     /* address of each expert */
     const Py_ssize_t *firsts;  /* first pair of each expert, and the end of the last */
     const Py_ssize_t *pairs_P; /* pairs by expert: t K + k, by which results are put in place */
@@ -422,8 +423,9 @@ static void multiply_chunk(void *context, Py_ssize_t index) {
     const Products *call = context;
     const Matrix *matrix = &call->matrix;
     Py_ssize_t expert = index / call->chunks_of_expert;
-    Py_ssize_t row = index % call->chunks_of_expert * ROWS_AT_ONCE, before = 0;
-    Py_ssize_t end = row + ROWS_AT_ONCE < matrix->rows ? row + ROWS_AT_ONCE : matrix->rows;
+    Py_ssize_t row = index % call->chunks_of_expert * call->rows_of_chunk, before = 0;
+    Py_ssize_t end = row + call->rows_of_chunk;
+    if (end > matrix->rows) end = matrix->rows;
     for (int p = 0; p < matrix->num_parts && row < end; p++) {
         const Part *part = &matrix->parts[p];
         Py_ssize_t last = before + part->rows < end ? before + part->rows : end;
@@ -446,7 +448,10 @@ static void multiply_chunk(void *context, Py_ssize_t index) {
 }
 
 static void multiply_all(Products *call, int num_threads) {
-    call->chunks_of_expert = (call->matrix.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    Py_ssize_t rows = call->num_experts * call->matrix.rows / (CHUNKS * num_threads);
+    rows = (rows + FEW_ROWS - 1) / FEW_ROWS * FEW_ROWS;
+    call->rows_of_chunk = rows < LEAST_ROWS ? LEAST_ROWS : rows;
+    call->chunks_of_expert = (call->matrix.rows + call->rows_of_chunk - 1) / call->rows_of_chunk;
     run_chunks(multiply_chunk, call, call->num_experts * call->chunks_of_expert, num_threads);
 }
 
