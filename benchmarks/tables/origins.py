@@ -15,6 +15,7 @@ REPLAYS = (*CORE, "runtime/presets.py", "predictors")
 """Code that replays on simulated machines go through."""
 CODE = {
     "bench": LIVE,
+    "bench_avx2": LIVE,
     "capacity": ("collect", "train", *REPLAYS, "benchmarks/capacity"),
     "control_plane": (*LIVE, "benchmarks/control_plane"),
     "dequantise": ("runtime/store", "benchmarks/dequantise.py"),
@@ -30,6 +31,7 @@ CODE = {
     "papers": (*REPLAYS, "benchmarks/papers"),
     "payoff": (*LIVE, "benchmarks/payoff.py"),
     "peers": (*LIVE, "benchmarks/peers"),
+    "peers_avx2": (*LIVE, "benchmarks/peers"),
     "predictor_latency": ("predictors", "benchmarks/latency.py"),
     "prefill": (*LIVE, "benchmarks/prefill.py"),
     "quantised": (*LIVE, "benchmarks/quantised.py"),
