@@ -15,7 +15,6 @@ REPLAYS = (*CORE, "runtime/presets.py", "predictors")
 """Code that replays on simulated machines go through."""
 CODE = {
     "bench": LIVE,
-    "bench_avx2": LIVE,
     "capacity": ("collect", "train", *REPLAYS, "benchmarks/capacity"),
     "control_plane": (*LIVE, "benchmarks/control_plane"),
     "dequantise": ("runtime/store", "benchmarks/dequantise.py"),

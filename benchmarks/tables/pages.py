@@ -16,7 +16,7 @@ PAGES = (
     *("README.md", "docs/results.md", "docs/laptop.md", "docs/capacity.md"),
     "benchmarks/README.md",
 )
-MARKED = re.compile(r"<!--(\w+)( of \w+)?-->\n.*?<!--end-->", re.DOTALL)
+MARKED = re.compile(r"(<!--(\w+)(?: of (\w+))?-->\n).*?<!--end-->", re.DOTALL)
 """A table on a page: `<!--FUNCTION-->` or, for another result than the function's own,
 `<!--FUNCTION of RESULT-->`, the lines that the function writes, and `<!--end-->`."""
 
@@ -77,12 +77,11 @@ def fill_page(text: str, refused: Container[str]) -> str:
     """Returns a page with the tables of today's results; those of refused ones stay as they are."""
 
     def fill(found: re.Match[str]) -> str:
-        write = FUNCTIONS[found[1]]
-        names = TABLES[write] if found[2] is None else (found[2].removeprefix(" of "),)
+        write = FUNCTIONS[found[2]]
+        names = TABLES[write] if found[3] is None else (found[3],)
         if any(name in refused for name in names):
             return found[0]
-        first, _, _ = found[0].partition("\n")
-        return "\n".join([first, *write(*map(read_document, names)), "<!--end-->"])
+        return found[1] + "\n".join([*write(*map(read_document, names)), "<!--end-->"])
 
     return MARKED.sub(fill, text)
 

@@ -449,6 +449,8 @@ static void multiply_chunk(void *context, Py_ssize_t index) {
 
 static void multiply_all(Products *call, int num_threads) {
     Py_ssize_t rows = call->num_experts * call->matrix.rows / (CHUNKS * num_threads);
+    /* One expert of a prompt may have most of its tokens. */
+    if (rows > call->matrix.rows / 4) rows = call->matrix.rows / 4;
     rows = (rows + FEW_ROWS - 1) / FEW_ROWS * FEW_ROWS;
     call->rows_of_chunk = rows < LEAST_ROWS ? LEAST_ROWS : rows;
     call->chunks_of_expert = (call->matrix.rows + call->rows_of_chunk - 1) / call->rows_of_chunk;

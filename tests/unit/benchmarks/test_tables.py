@@ -124,8 +124,8 @@ def test_tables__are_those_of_the_committed_results() -> None:
         assert pages.fill_page(text, refused) == text, f"{page}: run `python -m benchmarks tables`"
         marked = list(pages.MARKED.finditer(text))
         assert text.count("<!--end-->") == len(marked), page
-        assert {found[2].removeprefix(" of ") for found in marked if found[2]} <= set(CODE)
-        written += [found[1] for found in marked if found[2] is None]
+        assert {found[3] for found in marked if found[3]} <= set(CODE)
+        written += [found[2] for found in marked if found[3] is None]
     assert sorted(written) == sorted(pages.FUNCTIONS)
 
 
