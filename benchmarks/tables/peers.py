@@ -136,7 +136,7 @@ def peers_section(parts: Document) -> list[str]:
     lines = [
         "Tokens/s (means) of other programs and moecast with the same weights, prompts and memory, "
         "each in its fastest setting of threads and read-ahead, interleaved; in brackets over the "
-        "reference's. `benchmarks/results/peers.json` has every setting, times and memory. "
+        "reference's. `benchmarks/results` has every setting, times and memory. "
         "Quantised, each program rounds its own way.",
         "",
     ]

@@ -42,7 +42,7 @@
 #define MAX_PARTS 8        /* of a matrix: gate and up, say */
 #define MAX_THREADS 256
 #define LEAST_ROWS 32      /* of weights, that a thread takes at once */
-#define CHUNKS 8           /* for each thread: of more, much that one fetches ahead another one uses */
+#define CHUNKS 8           /* for each thread; with more, threads fetch ahead rows that others take */
 #define ROW_AHEAD 4096     /* bytes that are fetched ahead for ggml's kernels: with AVX2, Q4_K and Q6_K
                               take .7 to .8 of the time, Q8_0 .9 */
 #define FEW_WEIGHTS 65536  /* products of fewer are not worth waking a thread */
