@@ -1,6 +1,8 @@
 """The origins of committed results: which are not of committed code, and which older than it."""
 
+import ast
 import subprocess
+from functools import cache
 
 from benchmarks.process import ROOT
 from benchmarks.reports import print_line, read_document
@@ -42,6 +44,8 @@ CODE = {
     "validate": (*LIVE, "benchmarks/validate.py"),
 }
 """Each result, and the folders and files of code that its figures depend on."""
+NO_CODE = ("*.md", "*.pyi", "predictors/origin.py")
+"""Files that no figure depends on: the last one reads the revision."""
 
 
 def list_origins(name: str) -> dict[str, Provenance]:
@@ -84,19 +88,53 @@ def warn_of_changes() -> None:
             revision = clean_revision(origin)
             if revision is None:
                 continue
-            counts = {path: count_commits(revision, path) for path in code}
+            counts = {path: count_changed_files(revision, path) for path in code}
             changed = ", ".join(f"{path}: {count}" for path, count in counts.items() if count)
-            since = f"commits since {what} ({revision[:REVISION_CHARACTERS]})"
+            since = f"files of code changed since {what} ({revision[:REVISION_CHARACTERS]})"
             if None in counts.values():
                 print_line(f"{since} are not known: this checkout does not have it")
             elif changed:
-                print_line(f"{since} that changed {changed}")
+                print_line(f"{since}: {changed}")
 
 
-def count_commits(revision: str, path: str) -> int | None:
-    """Returns the number of commits since that changed a path; None for an unknown revision."""
+@cache
+def count_changed_files(revision: str, path: str) -> int | None:
+    """Returns the number of a path's files whose code differs from that of an older revision.
+
+    Comments, docstrings and pages are no code, nor is what reads the revision itself. None for an
+    unknown revision.
+    """
+    words = ("diff", "--name-only", revision, "HEAD", "--", path, *(f":!{p}" for p in NO_CODE))
+    files = git(*words)
+    if files is None:
+        return None
+    return sum(read_code(revision, file) != read_code("HEAD", file) for file in files.splitlines())
+
+
+def read_code(revision: str, file: str) -> str | None:
+    """Returns a file of a revision, Python without comments and docstrings; None if not there."""
+    text = git("show", f"{revision}:{file}")
+    if text is None or not file.endswith(".py"):
+        return text
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [part for part in node.body if not is_text(part)]
+    return ast.dump(tree)
+
+
+def is_text(part: ast.stmt) -> bool:
+    """Whether a statement is a docstring, of an attribute perhaps."""
+    return (
+        isinstance(part, ast.Expr)
+        and isinstance(part.value, ast.Constant)
+        and isinstance(part.value.value, str)
+    )
+
+
+def git(*words: str) -> str | None:
+    """Returns the output of a git command in this checkout; None if it fails."""
     done = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-list", "--count", f"{revision}..HEAD", "--", path],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return int(done.stdout) if done.returncode == 0 else None
+        ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False
+    )
+    return done.stdout if done.returncode == 0 else None

@@ -83,6 +83,8 @@ def test_results__that_are_older_than_their_code_are_named(tmp_path, monkeypatch
         git(tmp_path, "commit", "-q", "-m", path)
         revisions.append(git(tmp_path, "rev-parse", "HEAD"))
     first, second, third, _ = revisions
+    (tmp_path / "learned.py").write_text('"""Words are no code."""  # nor is this\n')
+    git(tmp_path, "commit", "-q", "-a", "-m", "words")
     monkeypatch.setattr(origins, "ROOT", tmp_path)
     results = tmp_path / "results"
     results.mkdir()
@@ -92,9 +94,10 @@ def test_results__that_are_older_than_their_code_are_named(tmp_path, monkeypatch
     )  # fmt: skip
     origins.warn_of_changes()
     assert capsys.readouterr().err.splitlines() == [
-        f"commits since old ({first[:10]}) that changed served: 1, learned.py: 1",
-        f"commits since older ({second[:10]}) that changed learned.py: 1",
-        "commits since unknown (0000000000) are not known: this checkout does not have it",
+        f"files of code changed since old ({first[:10]}): served: 1, learned.py: 1",
+        f"files of code changed since older ({second[:10]}): learned.py: 1",
+        "files of code changed since unknown (0000000000) are not known: this checkout does not "
+        "have it",
     ]
 
 
