@@ -1,6 +1,7 @@
 """The origins of committed results: which are not of committed code, and which older than it."""
 
 import ast
+import re
 import subprocess
 from functools import cache
 
@@ -44,8 +45,8 @@ CODE = {
     "validate": (*LIVE, "benchmarks/validate.py"),
 }
 """Each result, and the folders and files of code that its figures depend on."""
-NO_CODE = ("*.md", "*.pyi", "predictors/origin.py")
-"""Files that no figure depends on: the last one reads the revision."""
+NO_CODE = (":!*.md", ":!*.pyi", ":!predictors/origin.py")
+"""Files that no figure depends on, as git leaves them out: the last one reads the revision."""
 
 
 def list_origins(name: str) -> dict[str, Provenance]:
@@ -104,32 +105,28 @@ def count_changed_files(revision: str, path: str) -> int | None:
     Comments, docstrings and pages are no code, nor is what reads the revision itself. None for an
     unknown revision.
     """
-    words = ("diff", "--name-only", revision, "HEAD", "--", path, *(f":!{p}" for p in NO_CODE))
-    files = git(*words)
+    files = git("diff", "--name-only", revision, "HEAD", "--", path, *NO_CODE)
     if files is None:
         return None
     return sum(read_code(revision, file) != read_code("HEAD", file) for file in files.splitlines())
 
 
 def read_code(revision: str, file: str) -> str | None:
-    """Returns a file of a revision, Python without comments and docstrings; None if not there."""
+    """Returns a file of a revision, Python and C without comments; None if it is not there."""
     text = git("show", f"{revision}:{file}")
-    if text is None or not file.endswith(".py"):
+    if text is None or not file.endswith((".py", ".c", ".h")):
         return text
+    if not file.endswith(".py"):
+        return re.sub(r"(/\*.*?\*/|\s)+", " ", text, flags=re.DOTALL)
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [part for part in node.body if not is_text(part)]
+            node.body = [
+                part
+                for part in node.body
+                if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
+            ]
     return ast.dump(tree)
-
-
-def is_text(part: ast.stmt) -> bool:
-    """Whether a statement is a docstring, of an attribute perhaps."""
-    return (
-        isinstance(part, ast.Expr)
-        and isinstance(part.value, ast.Constant)
-        and isinstance(part.value.value, str)
-    )
 
 
 def git(*words: str) -> str | None:
