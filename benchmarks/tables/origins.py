@@ -16,33 +16,28 @@ LIVE = ("runtime", "predictors")
 CORE = ("runtime/policy", "runtime/sim", "runtime/transfer/loop.py")
 REPLAYS = (*CORE, "runtime/presets.py", "predictors")
 """Code that replays on simulated machines go through."""
+SERVED = (
+    *("control_plane", "drafts", "drafts_resident", "formats", "klotski", "lockstep"),
+    *("payoff", "peers", "peers_avx2", "prefill", "quantised", "real_size", "serving", "validate"),
+)
+REPLAYED = ("lookahead", "lookahead_published", "moecast", "papers", "routing")
+
+
+def own_code(name: str) -> str:
+    """Returns the benchmark of a result, a file or a folder, as git matches paths."""
+    return f"benchmarks/{name.split('_')[0]}*"
+
+
 CODE = {
+    **{name: (*LIVE, own_code(name)) for name in SERVED},
+    **{name: (*REPLAYS, own_code(name)) for name in REPLAYED},
     "bench": LIVE,
-    "capacity": ("collect", "train", *REPLAYS, "benchmarks/capacity"),
-    "control_plane": (*LIVE, "benchmarks/control_plane"),
-    "dequantise": ("runtime/store", "benchmarks/dequantise.py"),
-    "drafts": (*LIVE, "benchmarks/drafts.py"),
-    "drafts_resident": (*LIVE, "benchmarks/drafts.py"),
+    "capacity": ("collect", "train", *REPLAYS, own_code("capacity")),
+    "dequantise": ("runtime/store", own_code("dequantise")),
     "evaluate": ("train/evaluate", *REPLAYS),
-    "formats": (*LIVE, "benchmarks/formats.py"),
-    "klotski": (*LIVE, "benchmarks/klotski"),
-    "lockstep": (*LIVE, "benchmarks/lockstep.py"),
-    "lookahead": (*REPLAYS, "benchmarks/lookahead.py"),
-    "lookahead_published": (*REPLAYS, "benchmarks/lookahead.py"),
-    "moecast": (*REPLAYS, "benchmarks/moecast.py"),
-    "papers": (*REPLAYS, "benchmarks/papers"),
-    "payoff": (*LIVE, "benchmarks/payoff.py"),
-    "peers": (*LIVE, "benchmarks/peers"),
-    "peers_avx2": (*LIVE, "benchmarks/peers"),
-    "predictor_latency": ("predictors", "benchmarks/latency.py"),
-    "prefill": (*LIVE, "benchmarks/prefill.py"),
-    "quantised": (*LIVE, "benchmarks/quantised.py"),
-    "real_size": (*LIVE, "benchmarks/real_size"),
-    "routing": (*REPLAYS, "benchmarks/routing.py"),
-    "scaling": (*REPLAYS, "benchmarks/papers", "benchmarks/cluster.py"),
-    "serving": (*LIVE, "benchmarks/serving"),
+    "predictor_latency": ("predictors", own_code("latency")),
+    "scaling": (*REPLAYS, own_code("papers"), own_code("cluster")),
     "train": ("train", "predictors"),
-    "validate": (*LIVE, "benchmarks/validate.py"),
 }
 """Each result, and the folders and files of code that its figures depend on."""
 NO_CODE = (":!*.md", ":!*.pyi", ":!predictors/origin.py")
