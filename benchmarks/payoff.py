@@ -95,13 +95,15 @@ def run_payoff(config: PayoffConfig) -> None:
                 condition = Condition(budget, 1)
                 cases = [Case(Variant(label=s.name, system=s), condition) for s in bench.system]
                 tasks = [ServeTask(config=bench, case=c, requests=requests[1]) for c in cases]
-                turns = [
-                    [
-                        serve_once(task, [store], Path(folder, f"{name}-{budget}-{turn}-{i}"))
-                        for i, task in enumerate(tasks)
-                    ]
-                    for turn in range(config.repetitions)
-                ]
+                turns = []
+                for turn in range(config.repetitions):
+                    runs = {
+                        i: serve_once(
+                            tasks[i], [store], Path(folder, f"{name}-{budget}-{turn}-{i}")
+                        )
+                        for i in ((0, 1), (1, 0))[turn % 2]
+                    }
+                    turns.append([runs[0], runs[1]])
                 row = compare(name, budget, turns)
                 rows.append(row)
                 print_line(

@@ -147,7 +147,7 @@ def run_interleaved(
             print_line(f"{name}: {error}")
             results |= {key: str(error) for key in keys if key.peer == name}
     for repetition in range(1, repetitions + 1):
-        for key in keys:
+        for key in keys[:: -1 if repetition % 2 == 0 else 1]:
             runs = results[key]
             if isinstance(runs, str):
                 continue

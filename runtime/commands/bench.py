@@ -138,8 +138,9 @@ def describe_comparison(config: BenchConfig, prompts: str) -> str:
     return (
         f"each run in its own process, from an empty arena: {warm_up}, then "
         f"{config.requests} requests of {config.max_new_tokens} greedy tokens for each row of the "
-        f"batch, from {prompts}; {config.repetitions} repetitions, systems in turns, medians; "
-        f"means and percentiles over all decode steps; speed-ups within a repetition{forced}"
+        f"batch, from {prompts}; {config.repetitions} repetitions, systems in turns, there "
+        f"and back, medians; means and percentiles over all decode steps; speed-ups within a "
+        f"repetition{forced}"
     )
 
 

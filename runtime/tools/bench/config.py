@@ -53,7 +53,7 @@ class BenchConfig(RunConfig):
     warm_up_tokens: int = 8
     """Greedy tokens of the request before the measured ones; 0: none, the arena is empty."""
     repetitions: int = 3
-    """Runs of every system at every budget and batch size, in turns."""
+    """Runs of every system at every budget and batch size, in turns, there and back."""
     verify: bool = False
     """Also compare every token with plain Transformers, all experts in memory."""
     device: str = "auto"

@@ -106,7 +106,7 @@ def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path
     options = {"folder": tiny_qwen2_moe(tmp_path / "model"), "scratch": tmp_path}
     outcomes = run_rounds(config, live_cases(config), requests, **options, advance=done.append)
     once = [("on-demand", "10%"), ("lfu", "10%"), ("on-demand", "20%"), ("lfu", "20%")]
-    assert asked == once + once[:3] + once[:3]
+    assert asked == once + once[2::-1] + once[:3]
     assert sum(done) == 12
     assert [len(one.runs) for one in outcomes] == [3, 3, 3, 0]
     assert outcomes[3].failed == "no room"
