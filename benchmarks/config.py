@@ -4,6 +4,7 @@ The docstring under a field is its help text.
 """
 
 import os
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -19,10 +20,13 @@ MAY_BE_ZERO = ("seed", "warm_requests", "warm_ups")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig(RunConfig):
-    output: Path
-    """JSON file for the results."""
+    output: Path = RESULTS / "NAME.json"
+    """JSON file for the results; NAME is that of the benchmark."""
 
     def __post_init__(self) -> None:
+        words = re.findall("[A-Z][a-z]*", type(self).__name__.removesuffix("Config"))
+        output = self.output.with_stem(self.output.stem.replace("NAME", "_".join(words).lower()))
+        object.__setattr__(self, "output", output)
         numbers = [field.name for field in fields(self) if type(getattr(self, field.name)) is int]
         require_at_least(self, **{name: int(name not in MAY_BE_ZERO) for name in numbers})
 
@@ -34,12 +38,11 @@ class TablesConfig(RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityConfig(BenchmarkConfig):
-    output: Path = RESULTS / "capacity.json"
+    """`python -m benchmarks capacity` has no other options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LockstepConfig(BenchmarkConfig):
-    output: Path = RESULTS / "lockstep.json"
     clients: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
     """Numbers of sequences that are generated together, with commas between them."""
     exact: list[str] = field(default_factory=lambda: ["eager", "shared"])
@@ -66,7 +69,6 @@ class MoecastConfig(BenchmarkConfig):
     entries: Path
     """Folder of the entries residual, reuse and stride, as `python -m train predictor=all` writes
     them."""
-    output: Path = RESULTS / "moecast.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,6 @@ class DraftsConfig(BenchmarkConfig):
     repetitions: int = 3
     threads: int = 1
     """Threads of PyTorch."""
-    output: Path = RESULTS / "drafts.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,6 @@ class PrefillConfig(BenchmarkConfig):
     prompt_tokens: int = 512
     threads: int = 2
     """Threads of PyTorch."""
-    output: Path = RESULTS / "prefill.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,6 @@ class DequantiseConfig(BenchmarkConfig):
     """Rounds; the median is reported."""
     threads: int = 1
     """Threads of PyTorch."""
-    output: Path = RESULTS / "dequantise.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +119,6 @@ class LookaheadConfig(BenchmarkConfig):
     entries: dict[str, str] = field(default_factory=dict)
     """Zoo entries of predictors for eviction, by the name to show."""
     tokens: int = 1000
-    output: Path = RESULTS / "lookahead.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +132,6 @@ class LatencyConfig(BenchmarkConfig):
 class RoutingConfig(BenchmarkConfig):
     log: Path
     """Published routing log, as `collect import` reads it."""
-    output: Path = RESULTS / "routing.json"
     origin: str = "unknown"
     """Source and licence of the log."""
     model_id: str = "unknown"
@@ -153,7 +150,6 @@ class RoutingConfig(BenchmarkConfig):
 class QuantisedConfig(BenchmarkConfig):
     held_out: Path
     """Held-out token ids (uint16) that `python -m train.reference` keeps apart."""
-    output: Path = RESULTS / "quantised.json"
     environments: Path = ENVIRONMENTS
     """Folder of the environments that `python -m benchmarks environments` builds: lm-eval's."""
 
@@ -162,7 +158,6 @@ class QuantisedConfig(BenchmarkConfig):
 class FormatsConfig(BenchmarkConfig):
     model: Path
     """Folder of the reference model inflated by `python -m runtime inflate`."""
-    output: Path = RESULTS / "formats.json"
     budget: str = "25%"
     """Memory for experts, as a share of the float32 experts' bytes, for every format."""
     system: list[str] = field(default_factory=lambda: ["on-demand", "promoe", "moecast"])
@@ -177,7 +172,6 @@ class FormatsConfig(BenchmarkConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PayoffConfig(BenchmarkConfig):
-    output: Path = RESULTS / "payoff.json"
     model: str = "builtin"
     """Model: `builtin` or a folder."""
     format: list[str] = field(default_factory=lambda: ["bfloat16", "float32", "int8", "int4"])
@@ -195,7 +189,6 @@ class PayoffConfig(BenchmarkConfig):
 class ValidateConfig(BenchmarkConfig):
     model: Path
     """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`."""
-    output: Path = RESULTS / "validate.json"
     budget: list[str] = field(default_factory=lambda: ["25%", "50%", "75%"])
     """Memory for experts, with commas between the sizes."""
     system: list[SystemConfig] = several("system")
@@ -208,7 +201,6 @@ class ValidateConfig(BenchmarkConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsConfig(BenchmarkConfig):
-    output: Path = RESULTS / "kernels.json"
     kind: list[str] = field(default_factory=lambda: ["q4_0", "q4_K", "q6_K", "q8_0"])
     """GGUF types, with commas between them."""
     threads: list[int] = field(default_factory=lambda: [1, os.cpu_count() or 1])
@@ -230,7 +222,6 @@ class RandomConfig(RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GpuConfig(BenchmarkConfig):
-    output: Path = RESULTS / "gpu.json"
     device: str = "auto"
     """Accelerator to measure; cpu runs the same steps with a small model and a second tier of host
     memory, to try the benchmark itself."""

@@ -2,9 +2,8 @@
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from benchmarks.config import RESULTS, BenchmarkConfig
+from benchmarks.config import BenchmarkConfig
 from predictors.config import require_at_least
 from predictors.errors import MoecastError, unknown
 
@@ -14,7 +13,6 @@ CONTROL_PLANE_SHAPES = ("12x8", "12x60", "24x64", "48x128", "60x512")
 
 @dataclass(frozen=True, kw_only=True)
 class ControlPlaneConfig(BenchmarkConfig):
-    output: Path = RESULTS / "control_plane.json"
     shape: list[str] = field(default_factory=lambda: [*CONTROL_PLANE_SHAPES])
     """Layers and experts of the random models, with commas between them."""
     budget: list[str] = field(default_factory=lambda: ["100%", "25%"])

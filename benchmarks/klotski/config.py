@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.config import RESULTS, BenchmarkConfig
+from benchmarks.config import BenchmarkConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,6 @@ class KlotskiConfig(BenchmarkConfig):
     """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`."""
     trace: Path
     """Folder of a trace, to simulate and to measure quality on."""
-    output: Path = RESULTS / "klotski.json"
     budget: str = "25%"
     """Memory for experts."""
     batch_size: int = 16

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.config import RESULTS, BenchmarkConfig
+from benchmarks.config import BenchmarkConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,6 @@ class PapersConfig(BenchmarkConfig):
     weights] of `python -m collect`."""
     entries: Path | None = None
     """Folder of trained entries that come before the zoo's."""
-    output: Path = RESULTS / "papers.json"
     requests: int = 300
     """Held-out requests of each replay."""
     warm_requests: int = 20
@@ -24,4 +23,4 @@ class PapersConfig(BenchmarkConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig(PapersConfig):
-    output: Path = RESULTS / "scaling.json"
+    """`python -m benchmarks scaling` has the same options."""

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.config import ENVIRONMENTS, RESULTS, BenchmarkConfig
+from benchmarks.config import ENVIRONMENTS, BenchmarkConfig
 from predictors.errors import MoecastError
 
 
@@ -13,7 +13,6 @@ class PeersConfig(BenchmarkConfig):
     model: Path
     """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`, or
     `python -m benchmarks random`."""
-    output: Path = RESULTS / "peers.json"
     format: list[str] = field(default_factory=lambda: ["float32", "q4_0", "q4_K_M"])
     """Formats, with commas between them: float32, bfloat16, and q8_0, q4_0 and q4_K_M, in which all
     programs read one GGUF file. Others in the results stay as they are."""

@@ -3,13 +3,12 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.config import RESULTS, BenchmarkConfig
+from benchmarks.config import BenchmarkConfig
 from predictors.config import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
 class RealSizeConfig(BenchmarkConfig):
-    output: Path = RESULTS / "real_size.json"
     work: Path = Path("runs/real-size")
     """Folder for the model, about 21 GB: written once, then verified and kept."""
     shape: Path | None = None
