@@ -59,7 +59,7 @@ def main(paths: list[str]) -> int:
             FOLDER: folder,
             "LD_PRELOAD": ":".join(map(find_library, LIBRARIES)),
             # Interpreters leave memory to the system at their end.
-            "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",
+            "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:allocator_may_return_null=1",
             "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         }
         command = [sys.executable, "-m", "pytest", "-p", "tests.fuzz.sanitised", "-q"]
