@@ -60,9 +60,19 @@ def main(
         print_error(invocation, join_lines(result), debug)
         return FAILED
     except Exception as error:
+        if was_interrupted(error):
+            print_error(invocation, invocation.explain_interruption(), debug)
+            return INTERRUPTED
         hint = "" if debug else " (debug=true shows the traceback)"
         print_error(invocation, f"error: {join_lines(describe_error(error))}{hint}", debug)
         return FAILED
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Whether an error came of Ctrl-C: imports on demand raise another one in its place."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def print_error(invocation: Invocation, line: str, debug: bool) -> None:

@@ -52,16 +52,14 @@ class Budget:
         if isinstance(value, int) and not isinstance(value, bool):
             return cls(num_bytes=value, option=option)
         text = str(value).strip()
-        if share := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text):
-            return cls(percent=float(share[1]), option=option)
-        if re.fullmatch(r"\d*\.\d+(e-\d+)?|\d+e-\d+", text):
-            fraction = float(text)
-            if not 0 < fraction <= 1:
+        if share := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%|(\d*\.\d+(?:e-\d+)?|\d+e-\d+)", text):
+            percent = float(share[1]) if share[1] else 100 * float(share[2])
+            if not 0 < percent <= 100:
                 raise BudgetError(
-                    f"{option}={value}: a fraction of all experts must be above 0 and at most 1; "
-                    f"or write {FORMS}"
+                    f"{option}={value}: a share of all experts must be above 0 and at most 1 or "
+                    f"100%; or write {FORMS}"
                 )
-            return cls(percent=100 * fraction, option=option)
+            return cls(percent=percent, option=option)
         size = _parse_bytes(text)
         if size is None or not isinstance(value, str):
             raise BudgetError(f"{option}={value!r}: write {FORMS}")

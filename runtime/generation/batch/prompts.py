@@ -165,6 +165,8 @@ def parse_prompts(
     Raises:
         PromptFileError: a prompt is none of these.
     """
+    if isinstance(prompts, (str, Mapping)):
+        raise PromptFileError("prompts: give a list, of one prompt too")
     entries = (
         (f"prompts[{place}]", place, _as_entry(prompt)) for place, prompt in enumerate(prompts)
     )

@@ -16,7 +16,7 @@ from tests.builders.processes import run_python
 from zoo.config import ListConfig
 
 WRITE = "write key=value; --help lists the options"
-CHOICES = "Choices: exhausts, fails, refuses, waits, works"
+CHOICES = "Choices: exhausts, fails, imports, refuses, waits, works"
 EXHAUSTED = "no memory is left, of the machine or within a limit (ulimit -v, a container)"
 
 
@@ -40,6 +40,14 @@ def waits(_: ListConfig) -> None:
     raise KeyboardInterrupt
 
 
+def imports(_: ListConfig) -> None:
+    """As a module that is imported on demand ends at Ctrl-C."""
+    try:
+        raise KeyboardInterrupt
+    except BaseException as error:
+        raise ModuleNotFoundError("could not import PreTrainedModel") from error
+
+
 class CrashesAtExit(MoecastError):
     ends_process = True
 
@@ -50,7 +58,8 @@ def crashes(_: ListConfig) -> None:
 
 
 COMMANDS = tuple(
-    command_of(run, positional=("zoo",)) for run in (works, fails, exhausts, refuses, waits)
+    command_of(run, positional=("zoo",))
+    for run in (works, fails, exhausts, refuses, waits, imports)
 )
 
 
@@ -101,6 +110,7 @@ ONE_LINE = [
     (["fails", "x"], 1, "error: OSError: no disk for x (debug=true shows the traceback)"),
     (["exhausts"], 1, f"error: MemoryError: {EXHAUSTED} (debug=true shows the traceback)"),
     (["refuses"], 2, "error: this cannot be; do that"),
+    (["imports"], 130, "interrupted; to run it again: python -m zoo imports"),
     (["waits", "a b"], 130, "interrupted; to run it again: python -m zoo waits 'a b'"),
     (["works", "x", "y"], 2, f"error: 'y' is not an option: {WRITE}"),
     (["works", "-fast"], 2, f"error: '-fast' is not an option: {WRITE}"),

@@ -35,7 +35,22 @@ def test_budget__reads_sizes_and_shares(text, expected):
     assert Budget.parse(text).resolve(total_bytes=1000) == expected
 
 
-NONSENSE = ["much", "5 apples", "%", "-3", "", "1.5", 0.0, 2.0, -0.5, True, None, float("nan")]
+NONSENSE = [
+    "much",
+    "5 apples",
+    "%",
+    "-3",
+    "",
+    "1.5",
+    "500%",
+    "0%",
+    0.0,
+    2.0,
+    -0.5,
+    True,
+    None,
+    float("nan"),
+]
 
 
 @pytest.mark.parametrize("text", NONSENSE)

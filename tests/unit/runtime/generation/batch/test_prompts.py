@@ -126,3 +126,9 @@ def test_given_prompts__are_numbered_by_their_places():
     assert list(ids.items()) == [(0, (1, 2)), (1, (4, 5)), (2, (7, 3)), ("own", (1,))]
     with pytest.raises(PromptFileError, match=r"prompts\[1\]: a int is not a prompt"):
         parse_prompts(["a", 3], ENCODER, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("given", ["one text", {"prompt": "one text"}])
+def test_parse_prompts__one_prompt_is_no_list(given):
+    with pytest.raises(PromptFileError, match="give a list"):
+        parse_prompts(given, ENCODER, max_new_tokens=4)
