@@ -83,7 +83,8 @@ class MissingParameter:
     def _refuse(self) -> NoReturn:
         raise MissingParameterError(
             f"{self.parameter.target} is served from moecast's arena; this model must run with "
-            "experts_implementation='moecast', not be computed, saved or converted directly"
+            "experts_implementation='moecast', before it is closed, and not be computed, saved "
+            "or converted directly"
         )
 
     def __getitem__(self, index: SupportsInt) -> Tensor:
