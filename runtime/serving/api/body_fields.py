@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence, Sized
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -63,6 +63,9 @@ def kind_of_list(given: Any) -> str:
 
 FIRST_ERROR = Field(fail_fast=True)
 """Validation of a list ends at the first invalid item."""
+Item = TypeVar("Item")
+Items = Annotated[list[Item], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS)]
+"""A list that has an item, and not too many."""
 Text = Annotated[str, AfterValidator(check_encodable)]
 
 

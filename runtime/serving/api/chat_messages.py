@@ -13,6 +13,8 @@ from runtime.serving.api.body_fields import (
     TEXT,
     UNSUPPORTED,
     FieldError,
+    Item,
+    Items,
     RequestBody,
     Text,
     at_most,
@@ -47,9 +49,7 @@ def join_parts(content: str | Sequence[TextPart] | None) -> str:
 
 
 Content = Annotated[
-    Annotated[Text, TEXT]
-    | Annotated[list[TextPart], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS), LIST],
-    Discriminator(kind_of_list),
+    Annotated[Text, TEXT] | Annotated[Items[TextPart], LIST], Discriminator(kind_of_list)
 ]
 
 
@@ -78,10 +78,7 @@ class ChatMessage(RequestBody):
     content: Content | None = None
     name: Text | None = None
     reasoning_content: Text | None = None
-    tool_calls: (
-        Annotated[list[ToolCallMessage], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS)]
-        | None
-    ) = None
+    tool_calls: Items[ToolCallMessage] | None = None
     tool_call_id: Text | None = None
 
     ignored_fields: ClassVar[frozenset[str]] = HINTS | {
@@ -122,10 +119,8 @@ def bound_parts(given: Any) -> Any:
     return given
 
 
-Messages = Annotated[
-    list[ChatMessage],
-    FIRST_ERROR,
-    Field(min_length=1),
-    BeforeValidator(bound_parts),
-    at_most(MAX_ITEMS),
+Turns = Annotated[
+    list[Item], FIRST_ERROR, Field(min_length=1), BeforeValidator(bound_parts), at_most(MAX_ITEMS)
 ]
+"""The messages of a conversation."""
+Messages = Turns[ChatMessage]

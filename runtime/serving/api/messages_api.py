@@ -4,8 +4,6 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
-
 from predictors.records import Whole
 from runtime.generation.answer import FinishReason
 from runtime.serving.answers.answer_parser import ToolCall
@@ -17,7 +15,7 @@ from runtime.serving.api.body_fields import (
     RequestBody,
     at_most,
 )
-from runtime.serving.api.chat_messages import HINTS, bound_parts
+from runtime.serving.api.chat_messages import HINTS, Turns
 from runtime.serving.api.itemized_response import ItemizedResponse, ItemKind
 from runtime.serving.api.translation import (
     ConversationItem,
@@ -56,13 +54,7 @@ class AnthropicMessage(RequestBody):
 class PromptBody(TranslatedBody):
     """A body of /v1/messages/count_tokens."""
 
-    messages: Annotated[
-        list[AnthropicMessage],
-        FIRST_ERROR,
-        Field(min_length=1),
-        BeforeValidator(bound_parts),
-        at_most(MAX_ITEMS),
-    ]
+    messages: Turns[AnthropicMessage]
     system: Blocks = []
     tool_choice: JsonObject = {}
     thinking: JsonObject = {}

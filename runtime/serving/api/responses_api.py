@@ -3,18 +3,9 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
-
 from runtime.generation.answer import FinishReason
 from runtime.serving.answers.answer_parser import ToolCall
-from runtime.serving.api.body_fields import (
-    FIRST_ERROR,
-    MAX_ITEMS,
-    UNSUPPORTED,
-    JsonObject,
-    Text,
-    at_most,
-)
+from runtime.serving.api.body_fields import UNSUPPORTED, Items, JsonObject, Text
 from runtime.serving.api.itemized_response import ItemizedResponse, ItemKind
 from runtime.serving.api.translation import (
     ConversationItem,
@@ -43,13 +34,7 @@ class InputItem(ConversationItem):
 class ResponsesRequest(TranslatedBody):
     """A body of /v1/responses. `store` is ignored: clients set it, few read what is stored."""
 
-    input: Annotated[
-        list[InputItem],
-        FIRST_ERROR,
-        Field(min_length=1),
-        at_most(MAX_ITEMS),
-        text_as("content", role="user"),
-    ]
+    input: Annotated[Items[InputItem], text_as("content", role="user")]
     instructions: Text | None = None
     tool_choice: Text | JsonObject = "auto"
     reasoning: JsonObject = {}

@@ -15,6 +15,7 @@ from runtime.serving.api.body_fields import (
     TEXT,
     UNSUPPORTED,
     FieldError,
+    Items,
     JsonObject,
     RequestBody,
     Text,
@@ -55,8 +56,8 @@ Choice = Annotated[Text, Field(min_length=1)]
 Prompt = Annotated[
     Annotated[Text, TEXT]
     | Annotated[Tokens, TOKENS]
-    | Annotated[list[Text], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS), LIST]
-    | Annotated[list[Tokens], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS), TOKEN_LISTS],
+    | Annotated[Items[Text], LIST]
+    | Annotated[Items[Tokens], TOKEN_LISTS],
     Discriminator(kind_of_prompt),
 ]
 Stop = Annotated[
@@ -131,9 +132,7 @@ class StructuredOutputs(RequestBody):
     """A schema, or its text."""
     json_object: Literal[True] | None = None
     regex: Annotated[Text, Field(min_length=1)] | None = None
-    choice: Annotated[list[Choice], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS)] | None = (
-        None
-    )
+    choice: Items[Choice] | None = None
     grammar: Annotated[Text, Field(min_length=1)] | None = None
     """In Lark's form as llguidance reads it, or in GBNF."""
 
