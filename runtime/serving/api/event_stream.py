@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from runtime.serving.api.output_stream import ClientDisconnected, OutputStream
@@ -80,7 +80,7 @@ async def stream_events(response: ResponseBuilder) -> AsyncIterator[str]:
         yield response.last_line
 
 
-class EventStreamResponse(Response):
+class EventStreamResponse(StreamingResponse):
     """Sends a response's chunks as they come; cancels the generation on a disconnect.
 
     A client that reads nothing is disconnected by `runtime.serving.edge.connections`.
@@ -89,22 +89,13 @@ class EventStreamResponse(Response):
     media_type = "text/event-stream"
 
     def __init__(self, response: ResponseBuilder, *, log_fields: dict[str, Any]):
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._response = response
-        self._log_fields = log_fields
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(stream_events(response), headers=headers)
+        self._stream, self._log_fields = response.stream, log_fields
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        async with cancel_on_disconnect(self._response.stream, receive, self._log_fields):
+        async with cancel_on_disconnect(self._stream, receive, self._log_fields):
             try:
-                start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-                await send(start)
-                async for event in stream_events(self._response):
-                    await send(body_part(event, more=True))
-                await send(body_part("", more=False))
+                await self.stream_response(send)
             except (ClientDisconnected, OSError):
                 log.info("the client disconnected: its generation is cancelled")
-
-
-def body_part(text: str, *, more: bool) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": text.encode(), "more_body": more}
