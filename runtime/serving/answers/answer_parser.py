@@ -43,10 +43,14 @@ class AnswerPiece:
 
 
 class AnswerParser:
-    """Spaces around marks are dropped. From a call that is none on, all is content as it is."""
+    """Spaces around marks are dropped. From a call that is none on, all is content as it is.
 
-    def __init__(self, parser: ResponseParser):
-        self._parser: ResponseParser | None = parser
+    Args:
+        parser: finds the marks; None: there are none, all is content.
+    """
+
+    def __init__(self, parser: ResponseParser | None = None):
+        self._parser = parser
         self._raw = ""
         self._num_read = 0
         """Characters of it that are known to be text of one field or another."""
@@ -56,7 +60,7 @@ class AnswerParser:
         """Spaces that are dropped if a mark follows."""
         self._is_start = False
         """Whether the next text follows a mark, after which spaces are dropped."""
-        for event in parser.initial_events:
+        for event in () if parser is None else parser.initial_events:
             self._is_start |= event["type"] == "region_open"
 
     def push(self, text: str) -> list[AnswerPiece]:
@@ -194,12 +198,12 @@ class AnswerReader:
     Tokens that ended the answer, or became part of a stop string, are not in the text.
 
     Args:
-        parser: takes the answer apart; None: all of it is content.
+        parser: takes the answer apart; None: one for which all of it is content.
         max_calls: most tool calls that are reported.
     """
 
     def __init__(self, parser: AnswerParser | None = None, *, max_calls: int | None = None):
-        self._parser = parser
+        self._parser = parser or AnswerParser()
         self._max_calls = max_calls
         self._num_calls = 0
         self._held: deque[TokenDelta] = deque()
@@ -214,17 +218,12 @@ class AnswerReader:
             if isinstance(event, TokenDelta):
                 if event.logprob is not None:
                     self._held.append(event)
-                start = self._num_characters
                 self._num_characters += len(event.text)
-                if self._parser is not None:
-                    self._add_pieces(output, self._parser.push(event.text))
-                elif event.text:
-                    self._add_content(output, event.text, start)
+                self._add_pieces(output, self._parser.push(event.text))
             elif isinstance(event, list):
                 output.prompt_logprobs = event
             elif isinstance(event, FinishReason):
-                if self._parser is not None:
-                    self._add_pieces(output, self._parser.end())
+                self._add_pieces(output, self._parser.end())
                 is_call = self._num_calls and event is FinishReason.STOP
                 output.finish_reason = FinishReason.TOOL_CALLS if is_call else event
         return output
