@@ -1,4 +1,4 @@
-"""Errors of the HTTP API, one class for each cause, in OpenAI's shape and in Anthropic's."""
+"""Errors of the HTTP API, one class for each code, in OpenAI's shape and in Anthropic's."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -79,25 +79,9 @@ class ContextTooLong(RequestError):
     code = "context_length_exceeded"
 
 
-class NotJson(RequestError):
-    status = 415
-
-
-class BodyTooLarge(RequestError):
-    status = 413
-
-
-class BodyTooSlow(RequestError):
-    status = 408
-
-
 class InvalidKey(RequestError):
     status = 401
     code = "invalid_api_key"
-
-
-class ForbiddenHost(RequestError):
-    status = 403
 
 
 class UnknownModel(RequestError):

@@ -11,14 +11,7 @@ from enum import IntEnum
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.serving.edge.middleware import OPEN_PATHS, read_header
-from runtime.serving.errors import (
-    BodyTooLarge,
-    BodyTooSlow,
-    ErrorAnswer,
-    NotJson,
-    RequestError,
-    ServerBusy,
-)
+from runtime.serving.errors import ErrorAnswer, RequestError, ServerBusy
 
 BODY_SECONDS = 30.0
 """Timeout for a request's body."""
@@ -138,7 +131,8 @@ class BodyLimitMiddleware:
             raise self._too_large()
         kind = (read_header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
         if kind != b"application/json":
-            raise NotJson("the body must be JSON: send Content-Type: application/json")
+            problem = "the body must be JSON: send Content-Type: application/json"
+            raise RequestError(problem, status=415)
         content = bytearray()
         try:
             async with asyncio.timeout(self._timeout_seconds) as turn.deadline:
@@ -155,8 +149,8 @@ class BodyLimitMiddleware:
         except TimeoutError:
             if turn.is_displaced:
                 raise ServerBusy(BUSY) from None
-            seconds = f"{self._timeout_seconds:g} s"
-            raise BodyTooSlow(f"the body did not arrive within {seconds}") from None
+            problem = f"the body did not arrive within {self._timeout_seconds:g} s"
+            raise RequestError(problem, status=408) from None
         finally:
             turn.deadline = None
         return bytes(content)
@@ -177,9 +171,8 @@ class BodyLimitMiddleware:
             turn.size = BodySize.SMALL
 
     def _too_large(self) -> RequestError:
-        return BodyTooLarge(
-            f"the body is larger than {self._max_bytes} bytes; raise max_body, or send less"
-        )
+        problem = f"the body is larger than {self._max_bytes} bytes; raise max_body, or send less"
+        return RequestError(problem, status=413)
 
 
 def replay_body(content: bytes, receive: Receive) -> Receive:

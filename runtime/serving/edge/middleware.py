@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from predictors.errors import MoecastError
 from predictors.files import expand_home, read_text_file
 from runtime.serving.config import is_loopback
-from runtime.serving.errors import ErrorAnswer, ForbiddenHost, InvalidKey, RequestError, ServerFault
+from runtime.serving.errors import ErrorAnswer, InvalidKey, RequestError, ServerFault
 
 KEY_VARIABLE = "MOECAST_API_KEY"
 FILE_PREFIX = "@"
@@ -226,13 +226,14 @@ class AccessMiddleware:
 
 
 def require_own_host(scope: Scope) -> None:
-    """Raise ForbiddenHost if the Host header is not a name of this machine."""
+    """Raise RequestError if the Host header is not a name of this machine."""
     host = (read_header(scope, b"host") or b"").decode("latin-1")
     name = re.sub(r":\d+$", "", host).lower()
     if name and not is_loopback(name):
-        raise ForbiddenHost(
+        raise RequestError(
             "a server without a key accepts the host localhost only; set api_key=..., or "
-            "insecure=true behind a proxy that authenticates clients"
+            "insecure=true behind a proxy that authenticates clients",
+            status=403,
         )
 
 
