@@ -11,7 +11,6 @@ from typing import Any
 
 from predictors.errors import MoecastError
 from runtime.errors import GrammarError, StepMemoryError, TransferError
-from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import (
@@ -259,7 +258,7 @@ class GenerationService:
         if self.state is ServiceState.ENDED:
             return False
         for choice in [choice for choice in self._running if choice.is_cancelled]:
-            self._group.cancel(self._running[choice])
+            self._served.group.cancel(self._running[choice])
             choice.abort()
             self._remove(choice)
         return True
@@ -269,15 +268,15 @@ class GenerationService:
 
     def _admit(self) -> bool:
         """Start waiting choices in their order while there is room; whether any choice runs."""
-        assert self.loaded is not None
-        model, tokenizer = self.loaded.model, self.loaded.info.tokenizer
+        loaded = self._served
         while True:
             with self._condition:
                 if not self._waiting or not self._can_start(self._waiting[0]):
                     return bool(self._running)
                 choice = self._waiting.popleft()
-                generate = partial(choice.run, model, tokenizer, drafting=self.loaded.drafting)
-                self._running[choice] = choice.task = self._group.start(
+                tokenizer, drafting = loaded.info.tokenizer, loaded.drafting
+                generate = partial(choice.run, loaded.model, tokenizer, drafting=drafting)
+                self._running[choice] = choice.task = loaded.group.start(
                     generate, seed=choice.sampling.seed
                 )
             choice.started_at = time.monotonic()
@@ -287,7 +286,7 @@ class GenerationService:
     def _step(self) -> float:
         """Run one forward pass of all running choices; returns its seconds."""
         start = time.monotonic()
-        self._group.step()
+        self._served.group.step()
         return time.monotonic() - start
 
     def _deliver(self, seconds: float) -> None:
@@ -309,26 +308,24 @@ class GenerationService:
                 self._remove(choice)
 
     @property
-    def _group(self) -> LockstepGroup:
+    def _served(self) -> LoadedModel:
         assert self.loaded is not None
-        return self.loaded.group
+        return self.loaded
 
     def _can_start(self, choice: CompletionChoice) -> bool:
         """Whether it fits with the running ones; alone each one does (`ModelInfo.max_length`)."""
-        assert self.loaded is not None
         if not self._running:
             return True
         if len(self._running) >= self.max_running:
             return False
-        kv_budget = self.loaded.info.kv_budget
+        kv_budget = self._served.info.kv_budget
         return kv_budget is None or kv_budget.fits(
             running.max_cached_tokens for running in (*self._running, choice)
         )
 
     def _reuse_prefix(self, choice: CompletionChoice) -> None:
         """Find what is kept of a choice's prompt; other kept texts yield to its KV cache."""
-        assert self.loaded is not None
-        if (kept := self.loaded.kept) is not None:
+        if (kept := self._served.kept) is not None:
             running = [one.max_cached_tokens for one in self._running]
             if choice.can_reuse_prefix:
                 choice.begin_text(kept.begin(choice.prompt, running=running))
@@ -336,8 +333,7 @@ class GenerationService:
                 kept.make_room_for(running)
 
     def _remove(self, choice: CompletionChoice) -> None:
-        assert self.loaded is not None
-        if (kept := self.loaded.kept) is not None:
+        if (kept := self._served.kept) is not None:
             kept.make_room_for(one.max_cached_tokens for one in self._running if one is not choice)
             if (text := choice.take_text()) is not None:
                 is_intact = choice.finish_reason is not FinishReason.ERROR
