@@ -178,9 +178,7 @@ class ChatTerminal:
                 self.conversation.reset()
                 self._note("conversation reset")
             case "/stats":
-                config, stats = self.config, self.handle.stats()
-                table = make_stats_table(stats, budget=config.budget, system=config.system.name)
-                table.print(self.console)
+                make_stats_table(self.handle.stats(), self.config).print(self.console)
             case "/help":
                 self.console.print(HELP, markup=False)
             case other:
@@ -242,8 +240,8 @@ def summarize_answer(answer: Answer, before: dict[str, Any], after: dict[str, An
     parts = [f"{answer.num_tokens} tokens"]
     if answer.first_token_seconds is not None:
         parts.append(f"first after {answer.first_token_seconds:.2f} s")
-    if answer.tokens_per_second is not None:
-        parts.append(f"{answer.tokens_per_second:.1f} tokens/s")
+    if answer.tpot_seconds is not None:
+        parts.append(f"{1 / answer.tpot_seconds:.1f} tokens/s")
     requests = after["requests"] - before["requests"]
     if requests:
         parts.append(f"hits {100 * (after['hits'] - before['hits']) / requests:.0f} %")

@@ -17,6 +17,7 @@ from runtime.config import DenseFormat, GenerateConfig
 from runtime.engine.loading import load_served
 from runtime.engine.memory import freeze_objects
 from runtime.generation.answer import Answer
+from runtime.generation.config import ChatConfig
 from runtime.generation.drafting import DraftPace, drafting_options, load_draft_model
 from runtime.generation.sampling import drawing_options
 from runtime.hf.decode_step import apply_decode_threads, read_decode_threads
@@ -88,8 +89,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
         "first_token_seconds": answer.first_token_seconds,
         "seconds": answer.seconds,
     }
-    table = make_stats_table(stats, budget=config.budget, system=config.system.name, answer=times)
-    table.print(notes)
+    make_stats_table(stats, config, answer, len(prompt_tokens)).print(notes)
     if reference is not None:
         if reference != tokens:
             raise ReferenceMismatch(
@@ -177,31 +177,26 @@ def _mebibytes(value: int) -> str:
     return f"{value / MIB:.1f} MiB"
 
 
-def _rate(num_tokens: int, seconds: float) -> str:
-    return f"{num_tokens / seconds:.1f} tokens/s"
-
-
 def make_stats_table(
-    stats: dict[str, Any], *, budget: str, system: str, answer: dict[str, Any] | None = None
+    stats: dict[str, Any],
+    config: GenerateConfig | ChatConfig,
+    answer: Answer | None = None,
+    num_prompt_tokens: int = 0,
 ) -> Table:
     """Make a table of speed, hits, bytes and memory.
 
     Args:
         stats: of the engine.
-        budget: as it was given.
-        system: its name.
-        answer: `num_prompt_tokens`, `num_tokens`, `first_token_seconds` and `seconds` of one
-            generated text, for its throughput.
+        config: names the system and the budget.
+        answer: one generated text, for its throughput.
+        num_prompt_tokens: of its prompt.
     """
     prefill = _milliseconds(stats["ttft_seconds"])
     decode = f"{_milliseconds(stats['tpot_seconds'])} per token"
-    if answer is not None:
-        first, num_tokens = answer["first_token_seconds"], answer["num_tokens"]
-        prefill = f"{_milliseconds(first)}, {_rate(answer['num_prompt_tokens'], first)}"
-        if num_tokens > 1:
-            seconds = answer["seconds"] - first
-            per_token = _milliseconds(seconds / (num_tokens - 1))
-            decode = f"{_rate(num_tokens - 1, seconds)}, {per_token} per token"
+    if answer is not None and (first := answer.first_token_seconds) is not None:
+        prefill = f"{_milliseconds(first)}, {num_prompt_tokens / first:.1f} tokens/s"
+        if (tpot := answer.tpot_seconds) is not None:
+            decode = f"{1 / tpot:.1f} tokens/s, {_milliseconds(tpot)} per token"
     return Table.facts(
         {
             "prefill: time to first token (TTFT)": prefill,
@@ -220,5 +215,5 @@ def make_stats_table(
             "memory for experts": _mebibytes(stats["arena_bytes"]),
             "peak memory of the process": _mebibytes(stats["peak_memory_bytes"]),
         },
-        f"system {system}, budget {budget}",
+        f"system {config.system.name}, budget {config.budget}",
     )

@@ -166,8 +166,8 @@ class Answer:
         return self.first_token_at - self.started_at
 
     @property
-    def tokens_per_second(self) -> float | None:
-        """Decode throughput: tokens after the first, whose time is the prefill's."""
-        if self.first_token_seconds is None or self.num_tokens < 2:
+    def tpot_seconds(self) -> float | None:
+        """Mean time of a token after the first, whose time is the prefill's; None: it has none."""
+        if self.first_token_at is None or self.last_token_at is None or self.num_tokens < 2:
             return None
-        return (self.num_tokens - 1) / (self.seconds - self.first_token_seconds)
+        return (self.last_token_at - self.first_token_at) / (self.num_tokens - 1)

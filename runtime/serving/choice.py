@@ -124,13 +124,6 @@ class CompletionChoice(Answer):
         return None if self.first_token_at is None else self.first_token_at - self.arrived_at
 
     @property
-    def tpot_seconds(self) -> float | None:
-        """Mean time of a token after the first; None: it had less than two."""
-        if self.first_token_at is None or self.last_token_at is None or self.num_tokens < 2:
-            return None
-        return (self.last_token_at - self.first_token_at) / (self.num_tokens - 1)
-
-    @property
     def can_reuse_prefix(self) -> bool:
         """Whether it generates, and needs no logits of the prompt but the last."""
         return self.sampling.max_new_tokens > 0 and not self.sampling.prompt_logprobs

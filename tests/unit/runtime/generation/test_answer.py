@@ -44,7 +44,7 @@ def test_answer__is_the_text_that_generate_gives_in_pieces(model: PreTrainedMode
     assert (made.num_tokens, reason) == (12, FinishReason.LENGTH)
     assert made.first_token_seconds is not None
     assert 0 < made.first_token_seconds < made.seconds
-    assert made.tokens_per_second is not None
+    assert made.tpot_seconds == pytest.approx((made.seconds - made.first_token_seconds) / 11)
 
 
 def test_answer__a_characters_bytes_are_held_back() -> None:
