@@ -124,22 +124,22 @@ class KVCacheManager:
         size = layer.final_bytes
         self._largest = max(self._largest, size)
         working = WORKING_COPIES * self._largest
-        if self.budget_bytes is None or self.admitted_bytes + size + working <= self.budget_bytes:
+        budget = self.budget_bytes
+        fits = budget is None or self.admitted_bytes + size + working <= budget
+        if fits:
             self._admitted[layer] = size
-            self.peak_bytes = max(self.peak_bytes, self.admitted_bytes + working)
-            return True
-        if working > self.budget_bytes:
+        elif budget is not None and working > budget:
             raise PlanError(
-                f"kv_budget of {self.budget_bytes} bytes does not hold the working copies of one "
+                f"kv_budget of {budget} bytes does not hold the working copies of one "
                 f"layer's cache; use at least kv_budget={working}, or a smaller batch_size"
             )
-        if self._outside is None:
+        elif self._outside is None:
             raise PlanError(
-                f"kv_budget of {self.budget_bytes} bytes is full and kv_offload=none; use a "
+                f"kv_budget of {budget} bytes is full and kv_offload=none; use a "
                 "smaller n, a larger kv_budget, or kv_offload=disk"
             )
         self.peak_bytes = max(self.peak_bytes, self.admitted_bytes + working)
-        return False
+        return fits
 
     def make_target(self, num_tokens: int) -> OffloadTarget:
         """Make an offload target for a number of tokens."""

@@ -165,14 +165,14 @@ def _run_steps(model: PreTrainedModel, batch: Batch, clock: "LayerClock") -> Cac
     )
 
 
-class LayerClock:
+class LayerClock(ExitStack):
     """Times blocks, routers and experts with hooks while `is_enabled`; synchronises a GPU."""
 
     def __init__(self, layers: Sequence[MoeLayer], device: torch.device):
+        super().__init__()
         self.is_enabled = False
         self._device = device
         self._seconds: dict[str, list[float]] = {"block": [], "router": [], "experts": []}
-        self._hooks = ExitStack()
         for layer in layers:
             for kind, times in self._seconds.items():
                 self._time(getattr(layer, kind), times)
@@ -190,14 +190,8 @@ class LayerClock:
                 synchronize(self._device)
                 times.append(time.perf_counter() - started.pop())
 
-        self._hooks.callback(module.register_forward_pre_hook(start).remove)
-        self._hooks.callback(module.register_forward_hook(end).remove)
-
-    def __enter__(self) -> "LayerClock":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._hooks.close()
+        self.callback(module.register_forward_pre_hook(start).remove)
+        self.callback(module.register_forward_hook(end).remove)
 
     def typical(self) -> tuple[float, float]:
         """Typical seconds of attention and gate; 0 for modules that were not called.
