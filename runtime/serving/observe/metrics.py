@@ -62,8 +62,8 @@ class ServerMetrics(ServiceObserver):
         """Tokens that the metrics include, and the time of the last one."""
         self.num_prompt_tokens = self.num_reused_tokens = self.num_generated_tokens = 0
         """Tokens processed since the start."""
-        self.series("vllm:num_requests_waiting").set_function(lambda: self.num_waiting)
-        self.series("vllm:num_requests_running").set_function(lambda: self.num_running)
+        self.series("vllm:num_requests_waiting").set_function(lambda: len(self._waiting))
+        self.series("vllm:num_requests_running").set_function(lambda: len(self._running))
         self.series("vllm:kv_cache_usage_perc").set_function(self._kv_cache_usage)
         self.series("moecast_kept_kv_bytes").set_function(lambda: self.num_kept_bytes)
         self.series("moecast_dropped_log_lines").set_function(count_dropped_lines)
@@ -97,14 +97,6 @@ class ServerMetrics(ServiceObserver):
         """The family's series with this server's labels and the given ones."""
         own = {key: self._own_labels[key] for key in DEFINITIONS[name].labels if key not in labels}
         return self._families[name].labels(**own, **labels)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
 
     @property
     def num_kept_bytes(self) -> int:
@@ -148,14 +140,16 @@ class ServerMetrics(ServiceObserver):
                 continue  # the pass computed the prompt's log-probabilities only
             if last_token_at is None:
                 num_tokens += len(choice.prompt)
-                self._add_tokens(prompt=len(choice.prompt))
+                self.num_prompt_tokens += len(choice.prompt)
+                self.series("vllm:prompt_tokens_total").inc(len(choice.prompt))
                 self._observe(
                     "time_to_first_token_seconds", choice.last_token_at - choice.arrived_at
                 )
             else:
                 num_tokens += 1
                 self._observe("inter_token_latency_seconds", choice.last_token_at - last_token_at)
-            self._add_tokens(generated=choice.num_tokens - counted)
+            self.num_generated_tokens += choice.num_tokens - counted
+            self.series("vllm:generation_tokens_total").inc(choice.num_tokens - counted)
             self._running[choice] = choice.num_tokens, choice.last_token_at
         self._observe("iteration_tokens_total", num_tokens)
         self.series("moecast_group_size").set(len(choices))
@@ -188,12 +182,6 @@ class ServerMetrics(ServiceObserver):
 
     def _observe(self, name: str, value: float) -> None:
         self.series(f"vllm:{name}").observe(value)
-
-    def _add_tokens(self, *, prompt: int = 0, generated: int = 0) -> None:
-        self.num_prompt_tokens += prompt
-        self.num_generated_tokens += generated
-        self.series("vllm:prompt_tokens_total").inc(prompt)
-        self.series("vllm:generation_tokens_total").inc(generated)
 
 
 def build_family(metric: MetricDefinition, registry: CollectorRegistry) -> Any:

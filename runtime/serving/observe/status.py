@@ -174,8 +174,8 @@ class Telemetry:
             "state": str(self._service.state),
             "uptime_seconds": time.monotonic() - self._started,
             "queue": {
-                "running": metrics.num_running,
-                "waiting": metrics.num_waiting,
+                "running": self._service.num_running,
+                "waiting": self._service.num_waiting,
                 "max_running": config.max_running,
                 "max_waiting": config.max_waiting,
             },
