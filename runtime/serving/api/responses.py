@@ -1,12 +1,13 @@
 """Responses of OpenAI's API, whole or in chunks, from an output stream's events.
 
 JSON is compact and in ASCII, which can always be encoded; large lists are written piece by piece.
+An iterator is a list whose items are made while it is written, so that few exist at a time.
 """
 
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -23,22 +24,8 @@ BATCH_ITEMS = 64
 """Items that are encoded by one call, during which no other thread runs Python."""
 
 
-class LazyList:
-    """A list of JSON whose items are made while it is written, so that few exist at a time.
-
-    Args:
-        items: begins the iteration anew with each call.
-    """
-
-    def __init__(self, items: Callable[[], Iterable[Any]]):
-        self._items = items
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._items())
-
-
 def _list_items(value: Any) -> list[Any]:
-    if isinstance(value, LazyList):
+    if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
@@ -57,9 +44,9 @@ def json_pieces(value: Any) -> Iterator[str]:
             yield from json_pieces(item)
             separator = ","
         yield "}" if value else "{}"
-    elif isinstance(value, LazyList):
-        items, separator = iter(value), "["
-        while batch := list(islice(items, BATCH_ITEMS)):
+    elif isinstance(value, Iterator):
+        separator = "["
+        while batch := list(islice(value, BATCH_ITEMS)):
             yield separator + to_json(batch)[1:-1]
             separator = ","
         yield "]" if separator == "," else "[]"
@@ -234,15 +221,16 @@ class CompletionResponse(ChoicesResponse):
         entries = [*output.prompt_logprobs]
         entries += [delta.logprob for delta in output.tokens if delta.logprob is not None]
         return {
-            "tokens": LazyList(lambda: (self._vocabulary.text(entry.token) for entry in entries)),
-            "token_logprobs": LazyList(lambda: (finite_logprob(e.logprob) for e in entries)),
-            "top_logprobs": LazyList(lambda: map(self._top_logprobs, entries)),
-            "text_offset": LazyList(lambda: self._text_offsets(output, answer_start)),
+            "tokens": (self._vocabulary.text(entry.token) for entry in entries),
+            "token_logprobs": (finite_logprob(entry.logprob) for entry in entries),
+            "top_logprobs": map(self._top_logprobs, entries),
+            "text_offset": self._text_offsets(output, answer_start),
         }
 
     def _text_offsets(self, output: OutputDelta, answer_start: int) -> Iterator[int]:
         """The offset of each token with log-probabilities."""
-        detokenizer = Detokenizer(self._info.tokenizer, skip_special_tokens=False)
+        tokenizer = self._info.tokenizer
+        detokenizer = Detokenizer(tokenizer, shown_ids=tokenizer.all_special_ids)
         for entry in output.prompt_logprobs:
             yield detokenizer.num_characters
             detokenizer.push(entry.token)
@@ -311,7 +299,7 @@ class ChatResponse(ChoicesResponse):
         if not self._wants_logprobs or not output.tokens:
             return None
         entries = [delta.logprob for delta in output.tokens if delta.logprob is not None]
-        return {"content": LazyList(lambda: map(self._content_entry, entries)), "refusal": None}
+        return {"content": map(self._content_entry, entries), "refusal": None}
 
     def _content_entry(self, entry: TokenLogprob) -> dict[str, Any]:
         top = [self._token_logprob(token, logprob) for token, logprob in entry.top]
