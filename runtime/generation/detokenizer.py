@@ -57,6 +57,13 @@ def find_byte_tokens(tokenizer: PreTrainedTokenizerBase) -> ByteTokens | None:
     return ByteTokens(bytes=tokens, valid=valid, invalid=invalid)
 
 
+def decode(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text of tokens, special ones too."""
+    text = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert isinstance(text, str)
+    return text
+
+
 class ByteRun:
     """Consecutive tokens of single bytes, while it is open whether they are characters."""
 
@@ -89,25 +96,15 @@ class Detokenizer:
     each token takes the same time whatever came before it. A run of `ByteTokens` is held back until
     another token ends it, or until it cannot be valid whatever follows.
 
-    Of special tokens, only those in `shown_ids` are text, or all without `skip_special_tokens`.
+    Of special tokens, only those in `shown_ids` are text.
 
     A token's text depends on its neighbours (a space before it, bytes after it): each call decodes
     from the tokens of the last piece on, and returns only what is new after these.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        skip_special_tokens: bool = True,
-        shown_ids: Collection[int] = (),
-    ):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, shown_ids: Collection[int] = ()):
         self._tokenizer = tokenizer
-        self._skipped = (
-            frozenset(tokenizer.all_special_ids).difference(shown_ids)
-            if skip_special_tokens
-            else frozenset()
-        )
+        self._skipped = frozenset(tokenizer.all_special_ids).difference(shown_ids)
         self._byte_tokens = find_byte_tokens(tokenizer)
         self._run: ByteRun | None = None
         self._num_stripped = 0
@@ -209,11 +206,7 @@ class Detokenizer:
         return piece
 
     def _decode(self, tokens: list[int]) -> str:
-        text = self._tokenizer.decode(
-            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str)
-        return text
+        return decode(tokens, self._tokenizer)
 
 
 class StopStringMatcher:
@@ -314,7 +307,7 @@ class Vocabulary:
         return list(text.encode())
 
     def _decode(self, token: int) -> str:
-        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        return decode([token], self._tokenizer)
 
 
 @cache

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from runtime.errors import ChatError
 from runtime.generation.chat_template import render
+from runtime.generation.detokenizer import decode
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.answers.answer_parser import AnswerParser, AnswerReader
 from runtime.serving.api.answer_grammar import chat_grammar, completion_grammar
@@ -250,11 +251,7 @@ def encode_text(text: str, info: ModelInfo, *, add_special_tokens: bool) -> list
 
 def decode_tokens(tokens: list[int], info: ModelInfo) -> str:
     """Decode as answers are decoded, but keep special tokens: they belong to the given text."""
-    text = info.tokenizer.decode(
-        tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
-    assert isinstance(text, str)
-    return text
+    return decode(tokens, info.tokenizer)
 
 
 def require_tokens(tokens: list[int], info: ModelInfo, *, param: str) -> None:

@@ -91,7 +91,7 @@ def test_byte_fallback__pieces_concatenate_to_the_decoded_text(tokenizer, skips,
     parts = st.one_of(st.sampled_from(BYTES_OF_CHARACTERS), others, st.sampled_from(LONE_BYTES))
     tokens = [token for part in data.draw(st.lists(parts, max_size=40)) for token in part]
     counting = CountingTokenizer(tokenizer)
-    detokeniser = Detokenizer(counting, skip_special_tokens=skips)
+    detokeniser = Detokenizer(counting, shown_ids=() if skips else tokenizer.all_special_ids)
     shown = ""
     for number, token in enumerate(tokens):
         shown += detokeniser.push(token)
