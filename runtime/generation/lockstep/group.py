@@ -211,7 +211,7 @@ class LockstepGroup:
         elif len(block.members) > 1:
             self._alone.update(block.members)
         else:
-            self._scheduler.fail_forward_pass(block.members[0], block.error)
+            self._scheduler.fail(block.members, block.error)
 
     def _remove_ended(self) -> list[SequenceTask]:
         ended = [sequence for sequence in self._sequences if sequence.is_done]

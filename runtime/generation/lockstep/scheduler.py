@@ -142,10 +142,12 @@ class LockstepScheduler:
         with self._lane(sequence):
             sequence.resume(value)
 
-    def fail_forward_pass(self, sequence: SequenceTask, error: Exception) -> None:
-        """Raise the error of its forward pass in a sequence."""
-        with self._lane(sequence):
-            sequence.throw(error)
+    def fail(self, sequences: Sequence[SequenceTask], error: Exception) -> None:
+        """Raise in sequences why their forward pass, or their experts, failed."""
+        self._is_complete = False
+        for sequence in sequences:
+            with self._lane(sequence):
+                sequence.throw(error)
 
     def run_forward_pass(self, sequences: Sequence[SequenceTask]) -> None:
         """Run one forward pass of all the sequences, from its first layer to its end."""
@@ -186,13 +188,6 @@ class LockstepScheduler:
             sequence.resume(value)
         self._pinned = None
         self._is_complete &= not sequence.is_done
-
-    def _fail(self, sequences: Sequence[SequenceTask], error: Exception) -> None:
-        """Raise the error in sequences whose experts did not arrive, or found no memory."""
-        self._is_complete = False
-        for sequence in sequences:
-            with self._lane(sequence):
-                sequence.throw(error)
 
     def _advance_earliest(self, inside: Sequence[SequenceTask]) -> None:
         """Resume the sequences that are furthest behind."""
@@ -264,7 +259,7 @@ class LockstepScheduler:
                 failed = self.engine.failed_experts(layer)
                 left = [s for s in waiting if s.is_at(layer, SyncPoint.EXPERTS)]
                 # Sequences that need none of the failed experts request theirs again.
-                self._fail([s for s in left if failed.intersection(s.wanted)] or left, error)
+                self.fail([s for s in left if failed.intersection(s.wanted)] or left, error)
 
     def _deliver(
         self, layer: int, wanted: list[int], sequence: SequenceTask
@@ -283,7 +278,7 @@ class LockstepScheduler:
         except Exception as error:
             if not ends_sequences_only(error):
                 raise
-            self._fail(there, error)
+            self.fail(there, error)
             return
         for sequence in there:
             self._resume(sequence, weights, pinned=(layer, expert))
