@@ -53,6 +53,8 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Tokens = Annotated[list[TokenId], FIRST_ERROR, Field(min_length=1), at_most(MAX_TOKENS)]
 StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Choice = Annotated[Text, Field(min_length=1)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Biases = Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIASES), at_most(MAX_LOGIT_BIASES)]
 Prompt = Annotated[
     Annotated[Text, TEXT]
     | Annotated[Tokens, TOKENS]
@@ -155,14 +157,7 @@ class GenerationBody(RequestBody):
     repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=10)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: (
-        Annotated[
-            dict[str, Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=MAX_LOGIT_BIASES),
-            at_most(MAX_LOGIT_BIASES),
-        ]
-        | None
-    ) = None
+    logit_bias: Biases | None = None
     seed: Annotated[Whole, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
     n: Annotated[Whole, Field(ge=1)] | None = None
     stop: Stop | None = None
