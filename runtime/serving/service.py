@@ -130,10 +130,7 @@ class GenerationService:
     def require_capacity(self) -> None:
         """Raise what `submit` would raise now, before any work is done for the request."""
         with self._condition:
-            rejection = self._rejection(1)
-        if rejection is not None:
-            self._notify("on_rejected", rejection)
-            raise rejection
+            self._require_room(1)
 
     def submit(self, choices: Sequence[CompletionChoice]) -> None:
         """Queue all of a request's choices, or none.
@@ -143,13 +140,15 @@ class GenerationService:
             NotReady, Draining, EngineDead: the service accepts no choices in its state.
         """
         with self._condition:
-            rejection = self._rejection(len(choices))
-            if rejection is None:
-                self._waiting.extend(choices)
-                # Within the lock: before the engine thread can start them.
-                for choice in choices:
-                    self._notify("on_queued", choice)
-                self._condition.notify_all()
+            self._require_room(len(choices))
+            self._waiting.extend(choices)
+            # Within the lock: before the engine thread can start them.
+            for choice in choices:
+                self._notify("on_queued", choice)
+            self._condition.notify_all()
+
+    def _require_room(self, num_choices: int) -> None:
+        rejection = self._rejection(num_choices)
         if rejection is not None:
             self._notify("on_rejected", rejection)
             raise rejection
