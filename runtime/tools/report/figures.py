@@ -51,8 +51,6 @@ FOOT_CHARACTERS = 14
 """Characters of that line in an inch."""
 
 STYLE = Path(__file__).with_name("figure.mplstyle")
-SURFACE = "#ffffff"
-"""From 0 (close to the background) to the maximum."""
 
 
 def render_figure(

@@ -9,7 +9,6 @@ from matplotlib.lines import Line2D
 
 from predictors.registry import KINDS
 from runtime.policy.eviction.registry import EVICTIONS
-from runtime.tools.report.figures import SURFACE
 from runtime.tools.report.series_styles import HUES, STYLES, line_style, series_style
 
 VARIANTS = ("-one-by-one", "-at-once")
@@ -68,8 +67,9 @@ def test_regret__differs_from_reuse_without_a_hue_of_its_own() -> None:
 
 
 def test_colors__differ_from_the_background() -> None:
+    surface = "#ffffff"  # as figure.mplstyle has it
     for hue, color in HUES.items():
-        assert np.linalg.norm(lab(color, "all") - lab(SURFACE, "all")) > 30, hue
+        assert np.linalg.norm(lab(color, "all") - lab(surface, "all")) > 30, hue
     assert len(set(HUES.values())) == len(HUES)
 
 
