@@ -45,17 +45,9 @@ class ToolTemplate:
         if message.tool_calls:
             # Left out where it is null, which templates take better than an empty text.
             written["content"] = None if message.content is None else message.text
-            written["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": self._arguments(call.function.arguments),
-                    },
-                }
-                for call in message.tool_calls
-            ]
+            written["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+            for call in written["tool_calls"]:
+                call["function"]["arguments"] = self._arguments(call["function"]["arguments"])
         return written
 
     def _arguments(self, text: str) -> Any:

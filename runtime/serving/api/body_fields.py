@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from predictors.records import whole_number
 from runtime.generation.messages import check_encodable
 
 MAX_FIELDS = 100
@@ -149,18 +150,13 @@ def describe_problem(error: Mapping[str, Any]) -> str:
     template = PROBLEMS.get("string_unicode" if is_surrogate else error["type"])
     if template is None:
         return str(error["msg"])
-    limits = {name: int(limit) for name, limit in context.items() if _is_whole(limit)}
-    problem = template.format(**context | limits)
+    problem = template.format(**{name: whole_number(limit) for name, limit in context.items()})
     given = error.get("input")
     if problem.startswith("must be") and isinstance(given, str | int | float):
         shown = {True: "true", False: "false"}[given] if isinstance(given, bool) else repr(given)
         if len(shown) <= SHOWN_LENGTH:
             problem += f"; got {shown}"
     return problem
-
-
-def _is_whole(limit: Any) -> bool:
-    return isinstance(limit, float) and limit.is_integer()
 
 
 def field_path(location: Sequence[int | str]) -> str:
