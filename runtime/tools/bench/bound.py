@@ -20,7 +20,7 @@ from runtime.profiling.local import measure_stripped
 from runtime.sim.lower_bound import bound_time
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import ArrayStep
-from runtime.tools.bench.rows import BenchRow, simulated_rows
+from runtime.tools.bench.rows import BenchRow, add_steps, simulated_rows
 from runtime.tools.bench.serve import PrefillMark, generate_tokens
 from runtime.tools.bench.tasks import BenchRequest, RequestsTask, find_replayed, list_conditions
 from runtime.tools.doctor import RoutingRecorder
@@ -84,11 +84,9 @@ def add_figures(row: BenchRow, stats: ReplayStats, requests: Sequence[BenchReque
     """Add the measured requests' times; the hit rate is that of all decode steps."""
     ttft, tpot = split_measured_times(stats, requests)
     row.ttft_seconds, row.ttft_mean_seconds = float(np.median(ttft)), float(np.mean(ttft))
-    row.tpot_seconds, row.tpot_mean_seconds = float(np.median(tpot)), float(np.mean(tpot))
-    row.tpot_p95_seconds = float(np.percentile(tpot, 95))
-    row.tpot_p99_seconds = float(np.percentile(tpot, 99))
+    row.tpot_seconds = float(np.median(tpot))
+    add_steps(row, tpot)
     row.decode_hit_rate = stats.as_dict()["decode"]["hit_rate"]
-    row.steps = tpot
 
 
 def skip_warm_up(

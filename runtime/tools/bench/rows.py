@@ -122,12 +122,9 @@ def make_row(outcome: CaseOutcome, baselines: dict[Condition, list[ServedRun]]) 
         return row
     for name, figure in FIGURES.items():
         setattr(row, name, median_of_known([figure(run) for run in runs]))
-    row.steps = [seconds for run in runs for seconds in run.tpot_seconds]
-    row.tpot_mean_seconds = statistics.fmean(row.steps)
+    add_steps(row, [seconds for run in runs for seconds in run.tpot_seconds])
     means = [mean for run in runs for mean in request_means(run)]
     row.tpot_interval_seconds, row.num_requests = mean_interval(means), len(means)
-    row.tpot_p95_seconds = float(np.percentile(row.steps, 95))
-    row.tpot_p99_seconds = float(np.percentile(row.steps, 99))
     row.tpot_of_runs = [statistics.median(run.tpot_seconds) for run in runs]
     pairs = list(zip(runs, baselines.get(case.condition, []), strict=False))
     for name in ("tpot", "ttft"):
@@ -140,6 +137,12 @@ def make_row(outcome: CaseOutcome, baselines: dict[Condition, list[ServedRun]]) 
     row.arena_bytes, row.arena_slots = first.arena_bytes, first.arena_slots
     row.weights_bytes = first.weights_bytes
     return row
+
+
+def add_steps(row: BenchRow, steps: list[float]) -> None:
+    """Add the times of all decode steps, their mean and their slowest."""
+    row.steps, row.tpot_mean_seconds = steps, statistics.fmean(steps)
+    row.tpot_p95_seconds, row.tpot_p99_seconds = map(float, np.percentile(steps, (95, 99)))
 
 
 def request_means(run: ServedRun) -> list[float]:
