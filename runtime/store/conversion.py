@@ -257,28 +257,28 @@ class ExpertConversion:
         """
         most = 0
         for extents in self.plan.kinds:
-            loading = sum(extent.measure_loading() for extent in extents)
-            at_work = max(loading, self.measure_bytes(extents))
-            most = max(most, (READERS - 1) * loading + at_work)
+            loading = sum(extent.measure_filling() for extent in extents)
+            converting = self._measure(self.convert, extents)
+            most = max(most, (READERS - 1) * loading + max(loading, converting))
         return most
 
-    def measure_bytes(self, extents: Sequence[StoredTensor]) -> int:
-        """Return the most memory that `convert` takes, its tensors and its result included.
+    def measure_decoding(self) -> int:
+        """Return the memory that `decode` takes besides its tensors, its result included.
 
         Raises:
-            CheckpointError: the operations cannot read these tensors.
+            CheckpointError: as `measure_reads`.
         """
-        return self._measure(lambda: self.convert([_zeros(extent) for extent in extents]))
+        extents = self.plan.extents(0)
+        # Of a copy of the list: a slot holds the tensors until the end.
+        most = self._measure(lambda tensors: self.decode([*tensors]), extents)
+        return most - sum(extent.num_bytes for extent in extents)
 
-    def measure_decoding(self) -> int:
-        """As `measure_bytes`, of `decode` and without its tensors."""
-        tensors = [_zeros(extent) for extent in self.plan.extents(0)]
-        return self._measure(lambda: self.decode([*tensors]), apart_from=tensors)
-
-    def _measure(self, run: Callable[[], object], *, apart_from: Sequence[Tensor] = ()) -> int:
+    def _measure(
+        self, compute: Callable[[list[Tensor]], object], extents: Sequence[StoredTensor]
+    ) -> int:
         plan = self.plan
         try:
-            return measure_peak_bytes(run, apart_from=apart_from)
+            return measure_peak_bytes(lambda: compute([_zeros(extent) for extent in extents]))
         except (ValueError, RuntimeError, IndexError, AssertionError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -296,11 +296,10 @@ def _zeros(extent: StoredTensor) -> Tensor:
 class _Live(TorchDispatchMode):
     """Counts bytes of live tensors that are created within the context."""
 
-    def __init__(self, apart_from: Sequence[Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.peak_bytes = 0
         self._live_bytes = 0
-        self._apart_from = {tensor.untyped_storage()._cdata for tensor in apart_from}
         self._storages: dict[int, weakref.ref] = {}
 
     def __torch_dispatch__(
@@ -316,7 +315,7 @@ class _Live(TorchDispatchMode):
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self._storages or key in self._apart_from:
+        if key in self._storages:
             return
         size = storage.nbytes()
         self._live_bytes += size
@@ -339,18 +338,13 @@ def _bytes_within(function: Any, args: tuple) -> int:
     return sum(8 * t.numel() for t in _tensors(args[1]) if t.dtype == torch.int32)
 
 
-def measure_peak_bytes(
-    computation: Callable[[], object], *, apart_from: Sequence[Tensor] = ()
-) -> int:
+def measure_peak_bytes(computation: Callable[[], object]) -> int:
     """Runs the computation; the most bytes that its tensors took at one moment.
 
     Each allocation counts in full, from the operation that makes it until the last tensor that
     shows it is gone. The test compares it with the allocator's own account.
-
-    Args:
-        apart_from: existing tensors, whose views are not counted.
     """
-    live = _Live(apart_from)
+    live = _Live()
     with live:
         computation()
     return live.peak_bytes

@@ -11,7 +11,7 @@ Shape suffixes: N rows (outputs), K columns (inputs), G groups of a row, P numbe
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,12 +25,16 @@ from runtime.store.packed.coding import RAW, Coding
 from runtime.store.tensor_index import StoredTensor
 
 PARTS = {
-    "compressed-tensors": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape"),
-    "gptq": ("qweight", "scales", "qzeros", "g_idx"),
-    "awq": ("qweight", "scales", "qzeros"),
+    "compressed-tensors": {
+        **{"weight_packed": "values", "weight_scale": "scales", "weight_zero_point": "zeros"},
+        "weight_shape": "",
+    },
+    **dict.fromkeys(
+        ("gptq", "awq"),
+        {"qweight": "values", "scales": "scales", "qzeros": "zeros", "g_idx": "order"},
+    ),
 }
-"""Integers, scales and zero points of a weight, then what is not needed."""
-PART_KINDS = ("values", "scales", "zeros", "order")
+"""Tensors of a weight by the end of their name: parts of the weight, empty if it is not read."""
 BLOCK = 32
 """Weights of a block of GGUF's types for integers."""
 TRANSPOSITION_BYTES = 120 * 120
@@ -62,6 +66,8 @@ class IntegerTensor(StoredTensor):
 
     parts: Mapping[str, StoredTensor]
     scheme: IntegerScheme
+    num_groups: int
+    """Groups of a row."""
 
     @property
     def stored_names(self) -> list[str]:
@@ -72,13 +78,6 @@ class IntegerTensor(StoredTensor):
     @property
     def kind(self) -> tuple[object, ...]:
         return *super().kind, self.num_groups
-
-    @property
-    def num_groups(self) -> int:
-        scales = self.parts["scales"].shape
-        if self.scheme.method == "compressed-tensors":
-            return scales[-1] if len(scales) == 2 else 1
-        return scales[0]
 
     @property
     def group_size(self) -> int:
@@ -120,18 +119,14 @@ class IntegerTensor(StoredTensor):
         """Read and dequantise the weight; raises TransferError."""
         return self._unpack(self._read_parts(files)).dequantise()
 
-    def measure_loading(self) -> int:
-        return self._measure(UnpackedWeight.dequantise)
-
-    def measure_filling(self, coding: Coding) -> int:
-        if coding == RAW:
-            return self.measure_loading()
-        return self._measure(lambda weight: self._repack(weight, coding))
-
-    def _measure(self, computation: Callable[[UnpackedWeight], object]) -> int:
+    def measure_filling(self, coding: Coding = RAW) -> int:
         def run() -> None:
             parts = self.parts.items()
-            computation(self._unpack({n: torch.zeros(p.shape, dtype=p.dtype) for n, p in parts}))
+            weight = self._unpack({n: torch.zeros(p.shape, dtype=p.dtype) for n, p in parts})
+            if coding == RAW:
+                weight.dequantise()
+            else:
+                self._repack(weight, coding)
 
         return TRANSPOSITION_BYTES + measure_peak_bytes(run)
 
@@ -224,19 +219,16 @@ def view_integers(
     viewed = {name: tensor for name, tensor in tensors.items() if not name.endswith(suffixes)}
     packed = [name for name in tensors if name.endswith(suffixes)]
     for module in dict.fromkeys(name.rpartition(".")[0] for name in packed):
-        found = [tensors.get(f"{module}.{part}") for part in names[:3]]
-        order = tensors.get(f"{module}.g_idx")
         needs_zeros = scheme.method != "compressed-tensors" or not scheme.is_symmetric
-        for part, tensor in zip(names[: 2 + needs_zeros], found, strict=False):
-            if tensor is None:
+        parts: dict[str, StoredTensor] = {}
+        for name, part in names.items():
+            tensor = tensors.get(f"{module}.{name}")
+            if tensor is not None and part:
+                parts[part] = tensor
+            elif part in ("values", "scales") or (part == "zeros" and needs_zeros):
                 raise CheckpointError(
-                    f"{module}.{part} is missing from the checkpoint; fetch the model again"
+                    f"{module}.{name} is missing from the checkpoint; fetch the model again"
                 )
-        parts = {
-            part: tensor
-            for part, tensor in zip(PART_KINDS, (*found, order), strict=True)
-            if tensor is not None
-        }
         viewed[f"{module}.weight"] = _join(f"{module}.weight", parts, scheme)
     return viewed
 
@@ -268,9 +260,8 @@ def _join(key: str, parts: dict[str, StoredTensor], scheme: IntegerScheme) -> In
     if zeros is not None and (zeros.shape != zeros_shape or zeros.dtype != torch.int32):
         raise _explain(zeros, f"is not {zeros_shape} of int32")
     size = math.prod(shape) * scales.dtype.itemsize
-    return IntegerTensor(
-        values.file, values.offset, size, scales.dtype, shape, key, parts=parts, scheme=scheme
-    )
+    place = values.file, values.offset, size
+    return IntegerTensor(*place, scales.dtype, shape, key, parts, scheme, groups)
 
 
 def _explain(tensor: StoredTensor, what: str) -> CheckpointError:

@@ -88,9 +88,9 @@ class StoredTensor:
         else:
             target.view(dtype).copy_(self.load(files).reshape(-1))
 
-    def measure_filling(self, _coding: Coding) -> int:
-        """Return the memory that `fill` takes where the file has other bytes."""
-        return self.measure_loading()
+    def measure_filling(self, _coding: Coding = RAW) -> int:
+        """Return the memory that `fill` takes where the file has other bytes, as `load` does."""
+        return self.num_bytes
 
     def read(self, files: FileReader, target: Tensor) -> None:
         """Fill `target`, of as many bytes; raises TransferError."""
@@ -101,10 +101,6 @@ class StoredTensor:
         tensor = torch.empty(self.shape, dtype=self.dtype)
         self.read(files, tensor)
         return tensor
-
-    def measure_loading(self) -> int:
-        """Return the memory that `load` takes."""
-        return self.num_bytes
 
     def view(self, shape: tuple[int, ...]) -> "StoredTensor":
         """Return the same bytes with another shape."""

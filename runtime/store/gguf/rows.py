@@ -61,7 +61,7 @@ class GgufRows(StoredTensor):
             offset += raw.numel()
         return weights.view(self.shape)
 
-    def measure_loading(self) -> int:
+    def measure_filling(self, _coding: Coding = RAW) -> int:
         return self.num_bytes + 4 * math.prod(self.shape)
 
 
