@@ -2,7 +2,8 @@
 
 import errno
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,17 +60,15 @@ def find_snapshot(config: ModelConfig) -> Path:
 def _download(config: ModelConfig, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    return _fetch(
-        config,
-        lambda: snapshot_download(
-            config.id, revision=config.revision, allow_patterns=patterns, ignore_patterns=ELSEWHERE
-        ),
-    )
+    wanted = {"allow_patterns": patterns, "ignore_patterns": ELSEWHERE}
+    with _explain_failures(config):
+        return Path(snapshot_download(config.id, revision=config.revision, **wanted))
 
 
-def _fetch(config: ModelConfig, download: Callable[[], str]) -> Path:
+@contextmanager
+def _explain_failures(config: ModelConfig) -> Iterator[None]:
     try:
-        return Path(download())
+        yield
     except OSError as error:
         raise CheckpointError(explain_failure(config, error)) from error
 
@@ -115,7 +114,8 @@ def fetch_config(config: ModelConfig) -> Path:
     """
     from huggingface_hub import hf_hub_download
 
-    return _fetch(config, lambda: hf_hub_download(config.id, CONFIG, revision=config.revision))
+    with _explain_failures(config):
+        return Path(hf_hub_download(config.id, CONFIG, revision=config.revision))
 
 
 def explain_failure(config: ModelConfig, error: OSError) -> str:

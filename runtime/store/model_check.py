@@ -51,8 +51,11 @@ MOST_LISTED = 8
 """Names that a message lists."""
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, *, with_weights: bool = True) -> None:
     """Checks that a folder holds a Mixture-of-Experts checkpoint that can be served.
+
+    Args:
+        with_weights: off: the configuration has to name experts, and no weights are looked at.
 
     Raises:
         CheckpointError: the folder is incomplete or of another format, or the model has no experts
@@ -61,25 +64,14 @@ def check_folder(folder: Path) -> None:
     check_files(folder)
     config = read_config_file(folder)
     check_quantisation(folder, config)
-    if (folder / SETTINGS).exists():
-        # A damaged one would be left out, and tokens chosen, and ended, otherwise.
-        read_json_object(folder / SETTINGS)
-    list_weight_files(folder)
-    if not mentions_experts(config) and not any(map(EXPERT.search, weight_names(folder))):
-        raise CheckpointError(explain_dense(folder, config))
-
-
-def check_config(folder: Path) -> None:
-    """Checks that a folder's configuration names experts; its weights are not looked at.
-
-    Raises:
-        CheckpointError: there is no configuration, it is damaged, names none, or a quantisation
-            that is not served.
-    """
-    check_files(folder)
-    config = read_config_file(folder)
-    check_quantisation(folder, config)
-    if not mentions_experts(config):
+    has_experts = mentions_experts(config)
+    if with_weights:
+        if (folder / SETTINGS).exists():
+            # A damaged one would be left out, and tokens chosen, and ended, otherwise.
+            read_json_object(folder / SETTINGS)
+        list_weight_files(folder)
+        has_experts = has_experts or any(map(EXPERT.search, weight_names(folder)))
+    if not has_experts:
         raise CheckpointError(explain_dense(folder, config))
 
 
@@ -114,8 +106,7 @@ def read_config_file(folder: Path) -> dict[str, Any]:
     """Returns the content of `config.json`; CheckpointError says what the folder has instead."""
     file = folder / CONFIG
     if not file.is_file():
-        if gguf := sorted(folder.glob("*.gguf")):
-            raise CheckpointError(explain_gguf(gguf[0]))
+        refuse_gguf_folder(folder)
         raise CheckpointError(
             f"{folder} has no {CONFIG}, so it is not a model in the Hub's layout; "
             f"{describe_content(folder)}"
@@ -134,8 +125,12 @@ def read_json_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def explain_gguf(file: Path) -> str:
-    return f"{file.parent} has GGUF files, no safetensors files: give one of them, such as {file}"
+def refuse_gguf_folder(folder: Path) -> None:
+    """Raises CheckpointError if a folder that lacks other files has GGUF files."""
+    if gguf := sorted(folder.glob("*.gguf")):
+        raise CheckpointError(
+            f"{folder} has GGUF files, no safetensors files: give one of them, such as {gguf[0]}"
+        )
 
 
 def check_quantisation(where: Path | str, config: dict[str, Any]) -> None:
@@ -218,8 +213,7 @@ def find_weights(folder: Path) -> Path:
     for name in wanted:
         if require_plain_file(folder / name, CheckpointError).is_file():
             return folder / name
-    if gguf := sorted(folder.glob("*.gguf")):
-        raise CheckpointError(explain_gguf(gguf[0]))
+    refuse_gguf_folder(folder)
     raise CheckpointError(
         f"{folder} has no {' and no '.join(wanted)}, from which experts are read; "
         f"{describe_content(folder)}. Other formats are converted by loading the model with "

@@ -23,7 +23,6 @@ from runtime.store.hub_snapshot import (
 from runtime.store.model_check import (
     CONFIG,
     SUFFIX,
-    check_config,
     check_folder,
     check_tokenizer,
     list_weight_files,
@@ -88,7 +87,7 @@ def find_config_folder(config: DoctorConfig) -> Path | None:
     if folder is None or not folder.is_dir():
         # Of a bundled model, or to say that there is none.
         return resolve(model)
-    check_config(folder)
+    check_folder(folder, with_weights=False)
     return folder
 
 

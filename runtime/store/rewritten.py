@@ -4,7 +4,6 @@ Without its experts, a model and a packed store are all that serving needs.
 """
 
 import math
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from predictors.files import replace_folder, write_json
+from predictors.files import open_atomic, replace_folder, write_json
 from predictors.units import MIB
 from runtime.errors import CheckpointError
 from runtime.store.base import as_memoryview
@@ -127,13 +126,11 @@ def write_tensors(
     advance: Callable[[int], None],
 ) -> None:
     """Write a safetensors file of these tensors, whose bytes `pieces` are in order."""
-    with path.open("wb") as file:
+    with open_atomic(path) as file:
         file.write(make_header(shard))
         for piece in pieces:
             file.write(piece)
             advance(len(piece))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_without_experts(

@@ -14,6 +14,7 @@ from runtime.config import PageCache
 from runtime.errors import Fault, StoreError, TransferError
 from runtime.store.base import ExpertStore, as_memoryview
 from runtime.store.files import FileRange, FileReader
+from runtime.store.layout import ExpertLayout
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.manifest import (
     StoreContents,
@@ -50,54 +51,46 @@ class PackedStore(ExpertStore):
             raise StoreError(f"{folder}: its manifest contradicts itself: {error}") from error
         self._paths = [folder / layer.file for layer in contents.layers]
         self._checksums = self._tables(checksums)
-        self._check_sizes()
-        self._check_padding()
+        for layer in zip(self._paths, self.layouts, self.experts_per_layer, strict=True):
+            self._check_file(*layer)
         self._files = FileReader(page_cache=page_cache)
 
     def _tables(self, raw: bytes) -> list[np.ndarray]:
         """The checksums of each layer, uint64 `(experts, chunks)`."""
-        shapes = [
-            (num_experts, len(layout.chunks))
-            for num_experts, layout in zip(self.experts_per_layer, self.layouts, strict=True)
+        sizes = [
+            len(layout.chunks) * layer.num_experts
+            for layout, layer in zip(self.layouts, self.contents.layers, strict=True)
         ]
-        sizes = [experts * chunks for experts, chunks in shapes]
         if len(raw) != 8 * sum(sizes):
             raise StoreError(
                 f"{self.folder}: {len(raw)} bytes of checksums where {8 * sum(sizes)} belong"
             )
-        table = np.frombuffer(raw, dtype="<u8")
-        parts = np.split(table, np.cumsum(sizes)[:-1])
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        parts = np.split(np.frombuffer(raw, dtype="<u8"), np.cumsum(sizes)[:-1])
+        counts = self.experts_per_layer
+        return [part.reshape(count, -1) for part, count in zip(parts, counts, strict=True)]
 
-    def _check_sizes(self) -> None:
-        for path, layout, num_experts in zip(
-            self._paths, self.layouts, self.experts_per_layer, strict=True
-        ):
-            if path.is_symlink() or not path.is_file():
-                raise StoreError(f"{path} is missing or not a plain file; pack the model again")
-            require_plain_file(path, StoreError)
-            size, expected = path.stat().st_size, layout.num_bytes * num_experts
-            if size != expected:
-                raise StoreError(
-                    f"{path} has {size} bytes where {expected} belong; "
-                    f"{suggest_packing(self.folder)}"
-                )
+    def _check_file(self, path: Path, layout: ExpertLayout, num_experts: int) -> None:
+        """Refuses a file of another size, or whose first record has more than zeros between parts.
 
-    def _check_padding(self) -> None:
-        """Refuses a first record with other bytes than zeros between its parts.
-
-        They are weights that the manifest denies: a record of small experts has the same size,
+        These are weights that the manifest denies: a record of small experts has the same size,
         whole blocks, with 8 bits as with 16.
         """
-        for path, layout in zip(self._paths, self.layouts, strict=True):
-            with path.open("rb") as file:
-                for start, end in layout.padding_ranges:
-                    if any(os.pread(file.fileno(), end - start, start)):
-                        raise StoreError(
-                            f"{path}: bytes {start} to {end} belong to no parameter and are not "
-                            "zero: it is damaged, or its manifest is of other experts; "
-                            f"{suggest_packing(self.folder)}"
-                        )
+        if path.is_symlink() or not path.is_file():
+            raise StoreError(f"{path} is missing or not a plain file; pack the model again")
+        require_plain_file(path, StoreError)
+        size, expected = path.stat().st_size, layout.num_bytes * num_experts
+        if size != expected:
+            raise StoreError(
+                f"{path} has {size} bytes where {expected} belong; {suggest_packing(self.folder)}"
+            )
+        with path.open("rb") as file:
+            for start, end in layout.padding_ranges:
+                if any(os.pread(file.fileno(), end - start, start)):
+                    raise StoreError(
+                        f"{path}: bytes {start} to {end} belong to no parameter and are not "
+                        "zero: it is damaged, or its manifest is of other experts; "
+                        f"{suggest_packing(self.folder)}"
+                    )
 
     scratch_bytes = 0
 
@@ -113,24 +106,25 @@ class PackedStore(ExpertStore):
         """
         if not chunks:
             return
-        ranges = self.layouts[layer].chunk_ranges
-        start, end = ranges[chunks[0]][0][0], ranges[chunks[-1]][0][1]
+        ranges = [whole for [whole] in self.layouts[layer].chunk_ranges]
+        start, end = ranges[chunks[0]][0], ranges[chunks[-1]][1]
         path, record = self._paths[layer], expert * self.layouts[layer].num_bytes
         target = as_memoryview(slot[start:end])
         for _ in range(TRIES):
             self._files.read(path, record + start, target, what=f"layer {layer} expert {expert}")
             wrong = [
-                chunk
-                for chunk in chunks
-                for a, b in ranges[chunk]
-                if xxhash.xxh3_64_intdigest(target[a - start : b - start])
+                (chunk, a, b)
+                for chunk, (a, b) in enumerate(ranges)
+                if chunk in chunks
+                and xxhash.xxh3_64_intdigest(target[a - start : b - start])
                 != self._checksums[layer][expert, chunk]
             ]
             if not wrong:
                 return
+        chunk, a, b = wrong[0]
         raise TransferError(
-            f"{path}: bytes {record + ranges[wrong[0]][0][0]} to {record + ranges[wrong[0]][0][1]} "
-            f"(layer {layer}, expert {expert}, chunk {wrong[0]}) are damaged: their checksum is "
+            f"{path}: bytes {record + a} to {record + b} "
+            f"(layer {layer}, expert {expert}, chunk {chunk}) are damaged: their checksum is "
             f"not the stored one, read {TRIES} times; check the disk, then "
             f"{suggest_packing(self.folder)}",
             fault=Fault.DAMAGED,

@@ -20,9 +20,9 @@ import torch
 import xxhash
 from torch import Tensor
 
-from predictors.files import publish_folder, sync_folder, write_atomic
+from predictors.files import open_atomic, publish_folder, sync_folder, write_atomic
 from runtime.errors import StoreError, TransferError
-from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
+from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview, max_slot_bytes
 from runtime.store.files import FileReader, write_whole
 from runtime.store.ggml.library import encode_rows
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
@@ -69,7 +69,7 @@ def pack(
 ) -> PackSummary:
     """Writes the experts of a checkpoint as `write_store`; raises as it does."""
     layouts = [restore_layout(record) for record in contents.layers]
-    slot = allocate_aligned(max(layout.num_bytes for layout in source.layouts))
+    slot = allocate_aligned(max_slot_bytes(source))
 
     def fill(layer: int, expert: int, record: Tensor) -> None:
         held = source.layouts[layer]
@@ -158,7 +158,7 @@ def _existing(output: Path, contents: StoreContents, *, overwrite: bool) -> Pack
 
 def _verify(store: PackedStore, advance: Advance) -> int:
     """Reads every record; returns how many."""
-    slot = allocate_aligned(max(layout.num_bytes for layout in store.layouts))
+    slot = allocate_aligned(max_slot_bytes(store))
     num_experts = 0
     try:
         for layer, layout in enumerate(store.layouts):
@@ -222,10 +222,9 @@ def _write_layers(
             kept += num_experts
             advance(num_experts)
             continue
-        partial = file.with_suffix(".part")
         buffer = allocate_aligned(layout.num_bytes)
         checksums: list[list[int]] = []
-        with partial.open("wb", buffering=0) as opened:
+        with open_atomic(file) as opened:
             for expert in range(num_experts):
                 fill(layer, expert, buffer)
                 write_whole(opened.fileno(), as_memoryview(buffer), expert * layout.num_bytes)
@@ -234,8 +233,7 @@ def _write_layers(
             os.fsync(opened.fileno())
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        write_atomic(table, np.array(checksums, dtype="<u8").tobytes())
-        partial.replace(file)
+            write_atomic(table, np.array(checksums, dtype="<u8").tobytes())
         written += num_experts
     return written, kept
 

@@ -17,7 +17,7 @@ from runtime.hf.loading import read_config
 from runtime.hf.tokens import load_tokenizer
 from runtime.store import model_check
 from runtime.store.hub_snapshot import explain_failure
-from runtime.store.model_check import WEIGHTS_INDEX, check_config, check_tokenizer, mentions_experts
+from runtime.store.model_check import WEIGHTS_INDEX, check_folder, check_tokenizer, mentions_experts
 from runtime.store.model_source import resolve
 from tests.builders.families.build import tiny_config
 from tests.builders.families.table import FAMILIES
@@ -202,7 +202,7 @@ def test_resolve__quantised_folders_name_the_way_out(tmp_path, quantization, nam
     assert "Use the original checkpoint, Qwen/Qwen3-30B-A3B, instead" in message
     assert "moecast pack MODEL output=FOLDER quantise=int4" in message
     with pytest.raises(CheckpointError, match="is quantised with"):
-        check_config(folder)  # what doctor plans from
+        check_folder(folder, with_weights=False)  # what doctor plans from
     (folder / "README.md").unlink()
     assert "Use the original checkpoint instead" in refusal(folder)
 
