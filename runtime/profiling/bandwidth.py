@@ -72,13 +72,13 @@ class FileBlocks(ExpertStore):
 
     def __init__(self, file: Path, size: int, page_cache: PageCache = PageCache.BYPASS):
         self._file, self._size = file, size
-        self._files = FileReader(page_cache=page_cache)
+        self.files = FileReader(page_cache=page_cache)
         self.layouts = [ExpertLayout(shapes={}, dtypes={}, chunks=(), ends=(size,))]
         self.experts_per_layer = [file.stat().st_size // size]
 
     def read(self, layer: int, expert: int, chunks: range, slot: torch.Tensor) -> None:  # noqa: ARG002
         place = expert * self._size
-        self._files.read(self._file, place, as_memoryview(slot), what="a measurement")
+        self.files.read(self._file, place, as_memoryview(slot), what="a measurement")
 
     def extents(self, layer: int, expert: int) -> list[FileRange]:  # noqa: ARG002
         return [FileRange(self._file, expert * self._size)]

@@ -24,7 +24,8 @@ class ExpertStore:
     """Layouts of the layers with routed experts, bottom first."""
     scratch_bytes: int
     """Largest buffer that a read needs in addition to the slot; 0 without conversion."""
-    _files: FileReader
+    files: FileReader
+    """The open files, for reads of extents too."""
 
     _multiplies_on_host = False
 
@@ -67,14 +68,9 @@ class ExpertStore:
         """
         return None
 
-    @property
-    def files(self) -> FileReader:
-        """The open files, for reads of extents."""
-        return self._files
-
     def close(self) -> None:
         """Closes the files; no read may be under way."""
-        self._files.close()
+        self.files.close()
 
 
 def max_slot_bytes(store: ExpertStore) -> int:

@@ -71,7 +71,7 @@ class CheckpointStore(ExpertStore):
         *,
         decodes: bool = False,
     ):
-        self._files = files
+        self.files = files
         planner = _Planner(model, decodes=decodes, blocks=not decodes and has_blocks(banks))
         self.layouts = layouts = list[ExpertLayout]()
         self.experts_per_layer = experts_per_layer = list[int]()
@@ -95,7 +95,7 @@ class CheckpointStore(ExpertStore):
         dtypes = self.layouts[layer].dtypes
         for part, source in chain.from_iterable(self._chunks[layer][i] for i in chunks):
             target, dtype = slot[part.offset : part.end], dtypes[part.parameter]
-            source.find(expert).fill(self._files, target, part.coding, dtype)
+            source.find(expert).fill(self.files, target, part.coding, dtype)
 
     def extents(self, layer: int, expert: int) -> list[FileRange] | None:
         places = []

@@ -242,17 +242,17 @@ def _join(key: str, parts: dict[str, StoredTensor], scheme: IntegerScheme) -> In
         torch.float16, torch.bfloat16, torch.float32,
     ):  # fmt: skip
         raise _explain(scales, "is no matrix of float16, bfloat16 or float32")
-    if scheme.method == "compressed-tensors":
-        shape = values.shape[0], values.shape[1] * per_word
-        is_matched = math.prod(scales.shape) == 1 or scales.shape[0] == shape[0]
-        groups = scales.shape[1] if len(scales.shape) == 2 else 1
-        zeros_shape: tuple[int, ...] = (-(-shape[0] // per_word), groups)
-    else:
-        rows, columns = values.shape
-        is_gptq = scheme.method == "gptq"
-        shape = (columns, rows * per_word) if is_gptq else (columns * per_word, rows)
-        is_matched = len(scales.shape) == 2 and scales.shape[1] == shape[0]
-        groups, zeros_shape = scales.shape[0], (scales.shape[0], -(-shape[0] // per_word))
+    # Libraries but compressed-tensors store all matrices transposed.
+    way = 1 if scheme.method == "compressed-tensors" else -1
+    rows, columns = values.shape[::way]
+    is_awq = scheme.method == "awq"
+    shape = (rows * per_word, columns) if is_awq else (rows, columns * per_word)
+    scales_shape = scales.shape[::way]
+    is_matched = len(scales_shape) == 2 and scales_shape[0] == shape[0]
+    if way == 1:
+        is_matched = scales_shape[0] == shape[0] or math.prod(scales_shape) == 1
+    groups = scales_shape[1] if len(scales_shape) == 2 else 1
+    zeros_shape = (-(-shape[0] // per_word), groups)[::way]
     if not is_matched or not groups or shape[1] % groups:
         raise _explain(scales, f"does not fit {values.key}, {values.shape}")
     if "order" in parts and parts["order"].shape != (shape[1],):

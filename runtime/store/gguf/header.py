@@ -159,17 +159,16 @@ def _read_header(file: Path, size: int, _modified: int) -> GgufHeader:
         raise cursor.damaged(f"general.alignment is {alignment!r}")
     start = math.ceil(cursor.position / alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
-    for name, shape, kind, offset in entries:
+    for entry in entries:
+        name, offset = entry.name, start + entry.offset
         if name in tensors:
             raise cursor.damaged(f"it has two tensors {name}")
-        num_bytes = _count_bytes(cursor, name, shape, kind)
-        end = start + offset + num_bytes
-        if end > size:
+        if (end := offset + entry.num_bytes) > size:
             raise CheckpointError(
                 f"{file} is truncated: it ends at byte {size}, the tensor {name} at byte {end}; "
                 "fetch it again"
             )
-        tensors[name] = GgufTensor(file, name, shape, kind, start + offset, num_bytes)
+        tensors[name] = replace(entry, offset=offset)
     return GgufHeader(file, metadata, tensors, cursor.digest(), (file,))
 
 
@@ -293,32 +292,26 @@ def _read_value(cursor: _Cursor, kind: int) -> Any:
 
 
 @cache
-def _kind_names() -> dict[int, str]:
-    from gguf import GGMLQuantizationType
+def _read_types() -> dict[int, tuple[str, int, int]]:
+    """Return the name of each type, and the weights and bytes of its blocks, by its number."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    return {kind.value: kind.name for kind in GGMLQuantizationType}
+    return {kind.value: (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
 
 
-def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], str, int]:
-    """Read name, shape, type and offset of one tensor."""
+def _read_entry(cursor: _Cursor) -> GgufTensor:
+    """Read what is said of one tensor, with its offset from the first one's."""
     name, num_dimensions = cursor.text(), cursor.number(UINT32)
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
         raise cursor.damaged(f"{name} has {num_dimensions} dimensions")
-    sizes = [cursor.number(UINT64) for _ in range(num_dimensions)]
+    shape = tuple(cursor.number(UINT64) for _ in range(num_dimensions))[::-1]
     number, offset = cursor.number(UINT32), cursor.number(UINT64)
-    kind = _kind_names().get(number, f"number {number}")
-    return name, tuple(reversed(sizes)), kind, offset
-
-
-def _count_bytes(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: str) -> int:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    if kind not in GGMLQuantizationType.__members__:
-        return 0  # Refused by its name, with all others that are not served.
-    per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    if 0 in shape or shape[-1] % per_block:
+    # One of another number is refused by its name, with all others that are not served.
+    kind, per_block, block_bytes = _read_types().get(number, (f"number {number}", 1, 0))
+    if block_bytes and (0 in shape or shape[-1] % per_block):
         raise cursor.damaged(f"{name} is {shape}, which are no blocks of {kind}")
-    return math.prod(shape) // per_block * block_bytes
+    num_bytes = math.prod(shape) // per_block * block_bytes
+    return GgufTensor(cursor.file, name, shape, kind, offset, num_bytes)
 
 
 KINDS = (

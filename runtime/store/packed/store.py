@@ -53,7 +53,7 @@ class PackedStore(ExpertStore):
         self._checksums = self._tables(checksums)
         for layer in zip(self._paths, self.layouts, self.experts_per_layer, strict=True):
             self._check_file(*layer)
-        self._files = FileReader(page_cache=page_cache)
+        self.files = FileReader(page_cache=page_cache)
 
     def _tables(self, raw: bytes) -> list[np.ndarray]:
         """The checksums of each layer, uint64 `(experts, chunks)`."""
@@ -111,7 +111,7 @@ class PackedStore(ExpertStore):
         path, record = self._paths[layer], expert * self.layouts[layer].num_bytes
         target = as_memoryview(slot[start:end])
         for _ in range(TRIES):
-            self._files.read(path, record + start, target, what=f"layer {layer} expert {expert}")
+            self.files.read(path, record + start, target, what=f"layer {layer} expert {expert}")
             wrong = [
                 (chunk, a, b)
                 for chunk, (a, b) in enumerate(ranges)

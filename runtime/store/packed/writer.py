@@ -20,7 +20,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from predictors.files import open_atomic, publish_folder, sync_folder, write_atomic
+from predictors.files import publish_folder, sync_folder, write_atomic
 from runtime.errors import StoreError, TransferError
 from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview, max_slot_bytes
 from runtime.store.files import FileReader, write_whole
@@ -222,9 +222,10 @@ def _write_layers(
             kept += num_experts
             advance(num_experts)
             continue
+        partial = file.with_suffix(".part")
         buffer = allocate_aligned(layout.num_bytes)
         checksums: list[list[int]] = []
-        with open_atomic(file) as opened:
+        with partial.open("wb", buffering=0) as opened:
             for expert in range(num_experts):
                 fill(layer, expert, buffer)
                 write_whole(opened.fileno(), as_memoryview(buffer), expert * layout.num_bytes)
@@ -233,7 +234,8 @@ def _write_layers(
             os.fsync(opened.fileno())
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            write_atomic(table, np.array(checksums, dtype="<u8").tobytes())
+        write_atomic(table, np.array(checksums, dtype="<u8").tobytes())
+        partial.replace(file)
         written += num_experts
     return written, kept
 

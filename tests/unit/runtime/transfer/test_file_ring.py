@@ -173,7 +173,7 @@ class StoredFile(ExpertStore):
     def __init__(self, file: Path, *, num_bytes: int = 1_000, checksum: int | None = None):
         self.layouts = [OneRange(num_bytes)]  # type: ignore[list-item]
         self.experts_per_layer = [8]
-        self._files = FileReader()
+        self.files = FileReader()
         self._file = file
         self._checksum = checksum
         self.num_reads = 0
@@ -186,7 +186,7 @@ class StoredFile(ExpertStore):
         self.num_reads += 1
         num_bytes = self.layouts[0].num_bytes
         target = as_memoryview(slot[:num_bytes])
-        self._files.read(self._file, expert * num_bytes, target, what="it")
+        self.files.read(self._file, expert * num_bytes, target, what="it")
 
 
 @pytest.mark.parametrize("kind", ARRIVALS)
@@ -263,7 +263,7 @@ def test_store_ring__uses_the_page_cache_as_configured(tmp_path, page_cache):
     if cached_bytes([file]):
         pytest.skip("this file system lives in memory")
     store, arrivals = StoredFile(file, num_bytes=1_000_000), make_arrivals()
-    store._files = FileReader(page_cache=page_cache)
+    store.files = FileReader(page_cache=page_cache)
     ring = StoreRing(arrivals, store, Arena(store.layouts, 8), num_threads=1)
     for expert in range(8):
         ring.submit(expert, task((0, expert), expert, range(1)))
