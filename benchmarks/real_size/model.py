@@ -6,7 +6,6 @@ store, whose scales keep the variance of the activations, at the speed of the di
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from runtime.store.model_source import (
 )
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import Advance, write_store
-from runtime.store.tensor_index import make_header
+from runtime.store.rewritten import write_tensors
 
 DTYPE = "bfloat16"
 MODEL_TYPE = "qwen3_moe"
@@ -221,13 +220,12 @@ def write_dense_part(
         for name, parameter in model.named_parameters()
     }
     generator = torch.Generator().manual_seed(seed)
-    with (partial / WEIGHTS).open("wb") as file:
-        file.write(make_header(tensors))
-        for tensor in tensors.values():
-            for piece in make_values(tensor, generator):
-                file.write(as_memoryview(piece))
-        file.flush()
-        os.fsync(file.fileno())
+    pieces = (
+        as_memoryview(piece)
+        for tensor in tensors.values()
+        for piece in make_values(tensor, generator)
+    )
+    write_tensors(partial / WEIGHTS, tensors, pieces)
     record = describe_without_experts(partial, fingerprint=origin["revision"], origin=origin)
     write_atomic(partial / WITHOUT_EXPERTS, json.dumps(record, indent=1).encode())
     partial.replace(folder)

@@ -93,10 +93,8 @@ class _Metadata:
             "vocab_size": given.get("tokenizer.ggml.tokens", stated.get("vocab_size")),
             "tie_word_embeddings": "output.weight" not in self._header.tensors,
             "head_dim": head_dim,
-            **{
-                f"{name}_token_id": given.get(f"tokenizer.ggml.{key}_token_id")
-                for name, key in (("bos", "bos"), ("pad", "padding"))
-            },
+            "bos_token_id": given.get("tokenizer.ggml.bos_token_id"),
+            "pad_token_id": given.get("tokenizer.ggml.padding_token_id"),
             "eos_token_id": self._find_ends(),
             **{name: self._has(flags[name]) for name in flags if name in fields},
             **self._architecture.values,

@@ -80,9 +80,7 @@ class CheckpointStore(ExpertStore):
         for bank in banks:
             sources, decoders = planner.plan_layer(bank)
             parameters = [plan.parameter for plan in bank.values()]
-            shapes = {parameter.name: parameter.shape[1:] for parameter in parameters}
-            dtypes = {parameter.name: parameter.dtype for parameter in parameters}
-            laid = lay_out(shapes, dtypes, group_chunks(sources, shapes), block=1)
+            laid = _lay_out_apart(parameters, sources)
             layouts.append(replace(laid, decoders=decoders))
             following = iter(sources)
             self._chunks.append(
@@ -209,6 +207,11 @@ def assume_layout(parameters: Sequence[FusedParameter]) -> ExpertLayout:
         num_parts = 2 if "gate_up" in parameter.name and len(shape) > 1 and not shape[0] % 2 else 1
         count = math.prod(shape) // num_parts
         pieces += [Piece(parameter.name, i * count, count, RAW) for i in range(num_parts)]
+    return _lay_out_apart(parameters, pieces)
+
+
+def _lay_out_apart(parameters: Sequence[FusedParameter], pieces: Sequence[Piece]) -> ExpertLayout:
+    """Return the layout of pieces that are read one by one, without a record."""
     shapes = {parameter.name: parameter.shape[1:] for parameter in parameters}
-    dtypes: dict[str, torch.dtype] = {parameter.name: parameter.dtype for parameter in parameters}
+    dtypes = {parameter.name: parameter.dtype for parameter in parameters}
     return lay_out(shapes, dtypes, group_chunks(pieces, shapes), block=1)

@@ -170,40 +170,37 @@ class IntegerTensor(StoredTensor):
         return TransferError(f"{self.key}: {reason}; fetch it again", fault=Fault.DAMAGED)
 
     def _unpack(self, parts: dict[str, Tensor]) -> UnpackedWeight:
-        bits, (num_rows, num_columns) = self.scheme.bits, self.shape
-        scales, zeros = parts["scales"], parts.get("zeros")
-        if self.scheme.method == "compressed-tensors":
-            values_NK = _unpack_rows(parts["values"], bits)[:, :num_columns].contiguous()
-            scales_NG = scales.reshape(-1, self.num_groups).expand(num_rows, -1).contiguous()
+        num_rows, method = self.shape[0], self.scheme.method
+        packed, scales, zeros = parts["values"], parts["scales"], parts.get("zeros")
+        if method == "compressed-tensors":
+            scales = scales.reshape(-1, self.num_groups).expand(num_rows, -1)
             # Zero points are packed along the rows.
-            zeros_GN = None if zeros is None else _unpack_rows(zeros.t().contiguous(), bits)
-        elif self.scheme.method == "gptq":
+            zeros = None if zeros is None else zeros.t().contiguous()
+        else:
+            scales = scales.t()
+        if method == "gptq":
             # Eight (or four) rows of the transposed weight in each integer.
-            packed_NP = parts["values"].t().contiguous()
-            values_NK, scales_NG = _unpack_rows(packed_NP, bits), scales.t().contiguous()
-            zeros_GN = None if zeros is None else _unpack_rows(zeros, bits)
+            packed = packed.t().contiguous()
+        values_NK, scales_NG = self._unpack_rows(packed), scales.contiguous()
+        if method == "awq":
+            values_NK = values_NK.t().contiguous()
+        if zeros is None:
+            middle = 1 << (self.scheme.bits - 1)
+            zeros_NG = torch.full_like(scales_NG, middle, dtype=torch.uint8)
         else:
-            values_NK = _interleave(_unpack_rows(parts["values"], bits)).t().contiguous()
-            scales_NG = scales.t().contiguous()
-            zeros_GN = None if zeros is None else _interleave(_unpack_rows(zeros, bits))
-        if zeros_GN is None:
-            zeros_NG = torch.full_like(scales_NG, 1 << (bits - 1), dtype=torch.uint8)
-        else:
-            zeros_NG = (zeros_GN[:, :num_rows].t() + self.scheme.zero_offset).contiguous()
-        return UnpackedWeight(values_NK, scales_NG, zeros_NG)
+            zeros_NG = self._unpack_rows(zeros)[:, :num_rows].t() + self.scheme.zero_offset
+        return UnpackedWeight(values_NK, scales_NG, zeros_NG.contiguous())
 
-
-def _unpack_rows(packed: Tensor, bits: int) -> Tensor:
-    """Return the numbers of int32 `(rows, columns / P)`, the lowest bits first, uint8."""
-    stored = packed.view(torch.uint8)
-    if bits == 8:
-        return stored
-    return torch.stack([stored & 15, stored >> 4], dim=-1).view(len(stored), -1)
-
-
-def _interleave(values: Tensor) -> Tensor:
-    """AWQ stores the four even ones of eight columns before the odd ones."""
-    return values.view(len(values), -1, 2, 4).transpose(2, 3).reshape(len(values), -1)
+    def _unpack_rows(self, packed: Tensor) -> Tensor:
+        """Return the numbers of int32 `(rows, columns / P)`, the lowest bits first, uint8."""
+        stored = packed.view(torch.uint8)
+        if self.scheme.bits == 8:
+            return stored
+        values = torch.stack([stored & 15, stored >> 4], dim=-1)
+        if self.scheme.method == "awq":
+            # The four even ones of eight columns come before the odd ones.
+            values = values.view(len(stored), -1, 2, 4).transpose(2, 3)
+        return values.reshape(len(stored), -1)
 
 
 def view_integers(

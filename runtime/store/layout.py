@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -205,14 +204,11 @@ def _decode_parts(
     return weight
 
 
-AnyPiece = TypeVar("AnyPiece", bound=Piece)
-
-
 def group_chunks(
-    pieces: Sequence[AnyPiece], shapes: Mapping[str, tuple[int, ...]]
-) -> list[list[AnyPiece]]:
+    pieces: Sequence[Piece], shapes: Mapping[str, tuple[int, ...]]
+) -> list[list[Piece]]:
     """Return a chunk for each piece; biases, and all tensors of a `Decoder`, travel with others."""
-    chunks: list[list[AnyPiece]] = []
+    chunks: list[list[Piece]] = []
     for piece in pieces:
         is_more = piece.coding.kind == STORED and piece.first > 0
         if chunks and (is_more or len(shapes[piece.parameter]) == 1):

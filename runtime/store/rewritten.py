@@ -123,7 +123,7 @@ def write_tensors(
     path: Path,
     shard: Mapping[str, SizedTensor],
     pieces: Iterable[memoryview],
-    advance: Callable[[int], None],
+    advance: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Write a safetensors file of these tensors, whose bytes `pieces` are in order."""
     with open_atomic(path) as file:
