@@ -76,29 +76,25 @@ def _find_mxfp4(plan: WeightPlan) -> Dequantise | None:
 def _find_fp8(plan: WeightPlan) -> Dequantise | None:
     if not plan.joins_experts(plan.operations[1:]):
         return None
-    names, extents = list(plan.sources), plan.extents(0)
-    pairs = []
-    for place, name in enumerate(names):
-        if name.endswith("_scale_inv"):
-            continue
-        if (scale_name := f"{name}_scale_inv") not in names:
-            return None
-        weight, scale = extents[place], extents[names.index(scale_name)]
+    found = dict(zip(plan.sources, plan.extents(0), strict=True))
+    scales = {name: f"{name}_scale_inv" for name in found if not name.endswith("_scale_inv")}
+    if {*scales, *scales.values()} != set(found):
+        return None
+    for name, scale_name in scales.items():
+        weight, scale = found[name], found[scale_name]
         divides = len(weight.shape) == len(scale.shape) == 2 and not (
             weight.shape[0] % scale.shape[0] or weight.shape[1] % scale.shape[1]
         )
         if weight.dtype not in FP8_DTYPES or scale.dtype not in SCALE_DTYPES or not divides:
             return None
-        pairs.append((place, names.index(scale_name)))
-    if 2 * len(pairs) != len(names):
-        return None
-    rows = [extents[place].shape[0] for place, _ in pairs]
-    columns, dtype = extents[pairs[0][0]].shape[1], plan.parameter.dtype
+    rows = [found[name].shape[0] for name in scales]
+    columns, dtype = found[next(iter(scales))].shape[1], plan.parameter.dtype
 
     def dequantise(tensors: list[Tensor]) -> Tensor:
+        given = dict(zip(found, tensors, strict=True))
         result_RC = torch.empty(sum(rows), columns, dtype=dtype)
-        for (weight, scale), part_RC in zip(pairs, result_RC.split(rows), strict=True):
-            dequantise_fp8(tensors[weight], tensors[scale], part_RC)
+        for name, part_RC in zip(scales, result_RC.split(rows), strict=True):
+            dequantise_fp8(given[name], given[scales[name]], part_RC)
         return result_RC
 
     return dequantise

@@ -5,7 +5,7 @@ Importing those takes seconds, in which the user would wait to be refused.
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,18 @@ def check_folder(folder: Path, *, with_weights: bool = True) -> None:
         if (folder / SETTINGS).exists():
             # A damaged one would be left out, and tokens chosen, and ended, otherwise.
             read_json_object(folder / SETTINGS)
-        list_weight_files(folder)
-        has_experts = has_experts or any(map(EXPERT.search, weight_names(folder)))
+        files = list_weight_files(folder)
+        # They have the tensors' names. A damaged one is explained where tensors are indexed.
+        headers = (read_raw_header(file).decode(errors="replace") for file in files)
+        has_experts = has_experts or any(map(EXPERT.search, headers))
     if not has_experts:
-        raise CheckpointError(explain_dense(folder, config))
+        named = config.get("architectures")
+        names = ", ".join(map(str, named)) if isinstance(named, list) else ""
+        kind = names or config.get("model_type", "unknown")
+        raise CheckpointError(
+            f"{folder} is not a Mixture-of-Experts model: {kind} has no experts that could be "
+            "moved out of memory. Use it with plain Transformers"
+        )
 
 
 def check_files(folder: Path) -> None:
@@ -90,16 +98,6 @@ def check_files(folder: Path) -> None:
             "weights (peft: merge_and_unload, then save_pretrained) and give that folder; or, to "
             f"serve the weights without it, move {ADAPTER} out of the folder"
         )
-
-
-def explain_dense(folder: Path, config: dict[str, Any]) -> str:
-    named = config.get("architectures")
-    names = ", ".join(map(str, named)) if isinstance(named, list) else ""
-    kind = names or config.get("model_type", "unknown")
-    return (
-        f"{folder} is not a Mixture-of-Experts model: {kind} has no experts that could be "
-        "moved out of memory. Use it with plain Transformers"
-    )
 
 
 def read_config_file(folder: Path) -> dict[str, Any]:
@@ -266,13 +264,6 @@ def read_weights_index(folder: Path) -> dict[str, str]:
 def is_file_name(name: Any) -> bool:
     """Whether it is a text that names a file in a folder, and none outside."""
     return isinstance(name, str) and bool(name) and not set(name) & set("/\\\0")
-
-
-def weight_names(folder: Path) -> Iterator[str]:
-    """Yields the headers of the checkpoint's files, which have the names of its tensors."""
-    for file in list_weight_files(folder):
-        # A damaged header is explained where the tensors are indexed.
-        yield read_raw_header(file).decode(errors="replace")
 
 
 def read_raw_header(file: Path) -> bytes:

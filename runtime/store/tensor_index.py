@@ -102,11 +102,6 @@ class StoredTensor:
         self.read(files, tensor)
         return tensor
 
-    def view(self, shape: tuple[int, ...]) -> "StoredTensor":
-        """Return the same bytes with another shape."""
-        assert math.prod(shape) == math.prod(self.shape), (self.key, self.shape, shape)
-        return replace(self, shape=shape)
-
 
 def read_tensor_index(files: Sequence[str | Path]) -> dict[str, StoredTensor]:
     """Return every tensor of the files by name.

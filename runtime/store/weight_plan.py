@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -163,7 +163,7 @@ class WeightPlan:
         shape = self.parameter.shape
         for extents in self.sources.values():
             if len(extents) == 1 and math.prod(extents[0].shape) == math.prod(shape):
-                extents[0] = extents[0].view(shape)
+                extents[0] = replace(extents[0], shape=shape)
 
     def require_experts(self) -> None:
         """Raise CheckpointError if an expert's tensor is missing: the next would take its place."""

@@ -100,9 +100,10 @@ def write_store(
     output = output.absolute()
     work = output.parent / f".{output.name}.packing"
     if (existing := _existing(output, contents, overwrite=overwrite)) is not None:
-        num_experts = _verify(existing, advance)
+        _verify(existing, advance)
         shutil.rmtree(work, ignore_errors=True)
-        return PackSummary(num_bytes=total_bytes(contents), written=0, kept=num_experts)
+        kept = sum(existing.experts_per_layer)
+        return PackSummary(num_bytes=total_bytes(contents), written=0, kept=kept)
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         with _workplace(work, contents) as (store, sums):
@@ -156,21 +157,18 @@ def _existing(output: Path, contents: StoreContents, *, overwrite: bool) -> Pack
     return open_store(output, None)
 
 
-def _verify(store: PackedStore, advance: Advance) -> int:
-    """Reads every record; returns how many."""
+def _verify(store: PackedStore, advance: Advance) -> None:
+    """Reads every record, and closes the store."""
     slot = allocate_aligned(max_slot_bytes(store))
-    num_experts = 0
     try:
         for layer, layout in enumerate(store.layouts):
             for expert in range(store.experts_per_layer[layer]):
                 store.read(layer, expert, range(len(layout.chunks)), slot)
-                num_experts += 1
                 advance(1)
     except TransferError as error:
         raise StoreError(f"{store.folder} is damaged: {error}") from error
     finally:
         store.close()
-    return num_experts
 
 
 @contextmanager
