@@ -196,7 +196,6 @@ class _Cursor:
         self._opened = opened
         self._read = bytearray()
         """The file's first bytes, more than were asked for."""
-        self._end = min(size, MAX_HEADER_BYTES)
         self._size = size
 
     def digest(self) -> str:
@@ -217,9 +216,9 @@ class _Cursor:
         return first
 
     def _read_on(self) -> None:
-        if self.position > self._end:
-            if self._end < self._size:
-                raise self.damaged(f"its header has more than {MAX_HEADER_BYTES} bytes")
+        if self.position > MAX_HEADER_BYTES < self._size:
+            raise self.damaged(f"its header has more than {MAX_HEADER_BYTES} bytes")
+        if self.position > self._size:
             raise CheckpointError(
                 f"{self.file} is truncated: it ends at byte {self._size}, inside its header; "
                 "fetch it again"
