@@ -19,7 +19,7 @@ from runtime.store.model_check import (
     read_weights_index,
 )
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 PATTERNS = ["*.json", "*.model", "*.txt", "*.jinja"]
 """Files of a checkpoint that are used, besides its weights."""
 ELSEWHERE = ["*/*.json", "*/*.model", "*/*.txt"]

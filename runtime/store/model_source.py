@@ -130,12 +130,15 @@ def find_folder(config: ModelConfig) -> Path:
     if folder.is_file():
         if is_gguf(folder):
             return folder
-        raise CheckpointError(f"{folder} is a file: give the model's folder, {folder.parent}")
+        raise CheckpointError(
+            f"{folder} is a file, not named *.gguf: give the model's folder, "
+            f"{folder.absolute().parent}"
+        )
     if not folder.is_dir():
         if not HUB_ID.fullmatch(config.id):
             raise CheckpointError(
-                f"model {config.id!r} is not on this machine: there is no such folder, and a model "
-                f"of the Hub is ORG/NAME. {describe_folders(nearest_parent(folder))}"
+                f"model {config.id!r} is not on this machine: there is no such folder or file, and "
+                f"a model of the Hub is ORG/NAME. {describe_folders(nearest_parent(folder))}"
             )
         folder = find_snapshot(config)
     return folder

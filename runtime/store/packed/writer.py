@@ -148,13 +148,20 @@ def _existing(output: Path, contents: StoreContents, *, overwrite: bool) -> Pack
     # A later moecast writes the same store under another version.
     if existing.model_copy(update={"tool": contents.tool}) != contents:
         raise StoreError(
-            f"{output} is a packed store of {existing.model.model_id} "
-            f"{existing.model.revision[:12]} ({existing.model.dtype}) with other contents "
-            "than the requested one "
-            f"({contents.model.model_id} {contents.model.revision[:12]}, {contents.model.dtype}); "
+            f"{output} is a packed store of {_describe(existing)}, not of {_describe(contents)}; "
             "choose another output=PATH, or overwrite=true"
         )
     return open_store(output, None)
+
+
+def _describe(contents: StoreContents) -> str:
+    chunks = (chunk for layer in contents.layers for chunk in layer.chunks)
+    kinds = {part.kind for chunk in chunks for part in chunk.parts}
+    formats = " and ".join(sorted(kind or contents.model.dtype for kind in kinds))
+    model = contents.model
+    return (
+        f"{model.model_id} {model.revision[:12]} in {formats} (weights {contents.fingerprint[:12]})"
+    )
 
 
 def _verify(store: PackedStore, advance: Advance) -> None:

@@ -51,9 +51,9 @@ def refusal(model_id: Path | str, **options: Any) -> str:
 
 def test_resolve__a_folder_that_is_not_there_names_what_is(tmp_path: Path) -> None:
     write_model(tmp_path / "inflated", MOE)
-    assert f"no such folder, and a model of the Hub is ORG/NAME. {tmp_path} has inflated" in (
-        refusal(tmp_path / "infalted")
-    )
+    missing = f"no such folder or file, and a model of the Hub is ORG/NAME. {tmp_path} has inflated"
+    assert missing in refusal(tmp_path / "infalted")
+    assert "no such folder or file" in refusal("./infalted.gguf")
     assert f"give the model's folder, {tmp_path / 'inflated'}" in refusal(
         tmp_path / "inflated/config.json"
     )

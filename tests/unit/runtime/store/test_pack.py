@@ -116,7 +116,10 @@ def test_pack__another_store_is_replaced_only_with_overwrite(tmp_path, planned, 
     other = tiny_qwen2_moe(tmp_path / "other", num_layers=3, num_experts=4, seed=5)
     output = packed(other, tmp_path / "store")
     before = content(output)
-    with pytest.raises(StoreError, match=r"is a packed store of tiny .* overwrite=true"):
+    with pytest.raises(
+        StoreError,
+        match=r"store of tiny .* in float32 .*, not of tiny .* in float32 .* overwrite=true",
+    ):
         pack(*planned, output)
     assert content(output) == before
     pack(*planned, output, overwrite=True)

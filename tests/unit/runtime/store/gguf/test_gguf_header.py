@@ -13,7 +13,6 @@ from runtime.store.gguf import header as header_module
 from runtime.store.gguf.header import check_gguf, read_header
 from tests.builders.gguf_files import FILES, gguf_file
 from tests.builders.processes import run_python
-from tests.fuzz.target import MAX_SECONDS
 
 SMALL = gguf_file("qwen2moe-Q4_0")
 LARGE = 1 << 60
@@ -110,9 +109,11 @@ def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) 
     most = header_module.MAX_HEADER_BYTES // 8
     file.write_bytes(content(body=pair("a", 9, strings(most)), data=8 * most))
     started = time.process_time()
+    assert sum(1 for _ in range(most)) == most
+    counted = time.process_time()
     with pytest.raises(CheckpointError, match="its header has more than"):
         read_header(file)
-    assert time.process_time() - started < 2 * MAX_SECONDS
+    assert time.process_time() - counted < 40 * (counted - started)
 
 
 @pytest.mark.parametrize("name", FILES)
