@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,14 +59,20 @@ def own_zoo(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cheap_loads() -> Iterator[None]:
+@pytest.fixture(scope="session")
+def leave_out_libraries() -> Iterator[Callable[[], None]]:
     """Spares each load of a tiny model what takes four times as long as the load itself.
 
     Child processes do as users' do.
     """
-    with cheap():
-        yield
+    with cheap() as leave_out:
+        yield leave_out
+
+
+@pytest.fixture(autouse=True)
+def cheap_loads(leave_out_libraries: Callable[[], None]) -> None:
+    """Collections in a test leave out what earlier ones have imported."""
+    leave_out_libraries()
 
 
 @pytest.fixture
