@@ -6,11 +6,11 @@ from transformers import PreTrainedModel
 
 
 @torch.no_grad()
-def outputs(model: PreTrainedModel, *, num_tokens: int = 6) -> dict[str, Tensor]:
+def outputs(model: PreTrainedModel, *, num_tokens: int = 5) -> dict[str, Tensor]:
     """Two prompts of nine tokens; then the second padded on the left, as batches are.
 
     So many tokens follow the first prompt, and half of them the batch. Windows and chunks have
-    eight.
+    eight, and blocks of indices four: the step of the fifth token begins one.
     """
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(2, 90, (2, 9), generator=generator).to(model.device)
