@@ -5,10 +5,8 @@ Any thread may look while the model's thread goes on: numbers may be of a moment
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 
 from runtime.engine.engine import Engine
-from runtime.engine.predictor_drift import DriftReport
 from runtime.errors import Fault
 from runtime.policy.cache import CacheEntry
 from runtime.policy.counters import CacheCounters, sum_counters
@@ -21,55 +19,63 @@ ABSENT, BELOW, COMING, CACHED, PINNED = ".", "h", "f", "c", "p"
 cached; pinned."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TierState:
-    """The state of one tier."""
+    """The state of one tier.
 
-    name: str
-    """`host`, or `device`, with its number where there are several."""
-    computes: bool
-    """Experts are computed from it; else it feeds the tier above."""
-    num_slots: int
-    used_bytes: int
-    """Size of the slots that belong to an expert."""
-    budget_bytes: int
-    """Size of its arena, which is allocated once."""
-    num_used: int
-    """Slots that belong to an expert, fully arrived or not."""
-    num_pinned: int
-    """Pinned slots: an expert is computed or copied, or is about to be."""
-    num_in_flight: int
-    """Slots that bytes are being written to."""
-    num_quarantined: int
-    """Slots that hung reads may still write into."""
-    layers: tuple[CacheCounters, ...]
-    """Since the model was loaded, of each layer with routed experts."""
+    Args:
+        name: `host`, or `device`, with its number where there are several.
+    """
+
+    def __init__(self, tier: CacheTier, name: str, arena: Arena):
+        entries = list(tier.cache.entries.values())
+        self.name = name
+        self.computes = tier.is_top
+        """Experts are computed from it; else it feeds the tier above."""
+        self.num_slots = tier.cache.num_slots
+        self.used_bytes = sum(arena.slot_bytes(entry.slot) for entry in entries)
+        """Size of the slots that belong to an expert."""
+        self.budget_bytes = arena.num_bytes
+        """Size of its arena, which is allocated once."""
+        self.num_used = len(entries)
+        """Slots that belong to an expert, fully arrived or not."""
+        self.num_pinned = sum(entry.pins > 0 for entry in entries)
+        """Pinned slots: an expert is computed or copied, or is about to be."""
+        self.num_in_flight = sum(entry.in_flight for entry in entries)
+        """Slots that bytes are being written to."""
+        self.num_quarantined = tier.cache.num_quarantined
+        """Slots that hung reads may still write into."""
+        self.layers = tuple(map(copy, tier.counters))
+        """Since the model was loaded, of each layer with routed experts."""
 
     @property
     def total(self) -> CacheCounters:
         return sum_counters(self.layers)
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineSnapshot:
     """An engine at one moment."""
 
-    tiers: tuple[TierState, ...]
-    faults: dict[str, int]
-    """Transfers that went wrong, by kind (`runtime.errors.Fault`) that there was."""
-    num_lost_threads: int
-    """Threads that hang in a transfer now."""
-    stall_seconds: float
-    """Time in which the computation waited for bytes."""
-    predictor_seconds: float
-    predictor_failures: dict[str, str]
-    """Reasons why predictors were turned off, by `predictor` and `reuse_predictor`."""
-    predictor_drift: DriftReport | None
-    """The predictor's accuracy and that of its card; None: it has no card."""
-    link_seconds: dict[str, float]
-    """Time that each link's transfers took, added up, by the link's name."""
-    prefetching: bool | None
-    """Whether an adaptive system prefetches now; None: not adaptive."""
+    def __init__(self, engine: Engine):
+        tiers, loop, driver = engine.cache.tiers, engine.loop, engine.driver
+        self.tiers = tuple(map(TierState, tiers, name_tiers(tiers), engine.arenas))
+        self.faults = {str(fault): count for fault, count in loop.faults.copy().items()}
+        """Transfers that went wrong, by kind (`runtime.errors.Fault`) that there was."""
+        self.num_lost_threads = loop.num_hanging
+        """Threads that hang in a transfer now."""
+        self.stall_seconds = loop.stall_seconds
+        """Time in which the computation waited for bytes."""
+        self.predictor_seconds = driver.seconds
+        self.predictor_failures = driver.failures
+        """Reasons why predictors were turned off, by `predictor` and `reuse_predictor`."""
+        self.predictor_drift = driver.drift_report
+        """The predictor's accuracy and that of its card; None: it has no card."""
+        self.link_seconds: dict[str, float] = {}
+        """Time that each link's transfers took, added up, by the link's name."""
+        for link in loop.links:
+            before = self.link_seconds.get(link.name, 0.0)
+            self.link_seconds[link.name] = before + link.busy_seconds
+        self.prefetching = None if engine.payoff is None else engine.payoff.is_on
+        """Whether an adaptive system prefetches now; None: not adaptive."""
 
     @property
     def fault_counts(self) -> dict[str, int]:
@@ -96,33 +102,9 @@ class EngineMonitor:
 
     def __init__(self, engine: Engine):
         self.engine = engine
-        self._names = name_tiers(engine.cache.tiers)
 
     def snapshot(self) -> EngineSnapshot:
-        engine = self.engine
-        tiers = tuple(
-            _tier_state(tier, name, arena)
-            for tier, name, arena in zip(
-                engine.cache.tiers, self._names, engine.arenas, strict=True
-            )
-        )
-        faults = {str(fault): count for fault, count in engine.loop.faults.copy().items()}
-        link_seconds: dict[str, float] = {}
-        for link in engine.loop.links:
-            link_seconds[link.name] = link_seconds.get(link.name, 0.0) + link.busy_seconds
-        num_lost = engine.loop.num_hanging
-        payoff = engine.payoff
-        return EngineSnapshot(
-            tiers=tiers,
-            faults=faults,
-            num_lost_threads=num_lost,
-            stall_seconds=engine.loop.stall_seconds,
-            predictor_seconds=engine.driver.seconds,
-            predictor_failures=engine.driver.failures,
-            predictor_drift=engine.driver.drift_report,
-            link_seconds=link_seconds,
-            prefetching=None if payoff is None else payoff.is_on,
-        )
+        return EngineSnapshot(self.engine)
 
     def cells(self) -> list[str]:
         """Return where each expert is: a string for each layer, a letter for each expert."""
@@ -145,22 +127,6 @@ def _where(tier: CacheTier, expert: Expert, entry: CacheEntry) -> str:
     if not is_ready:
         return COMING
     return PINNED if entry.pins else CACHED
-
-
-def _tier_state(tier: CacheTier, name: str, arena: Arena) -> TierState:
-    entries = list(tier.cache.entries.values())
-    return TierState(
-        name=name,
-        computes=tier.is_top,
-        num_slots=tier.cache.num_slots,
-        used_bytes=sum(arena.slot_bytes(entry.slot) for entry in entries),
-        budget_bytes=arena.num_bytes,
-        num_used=len(entries),
-        num_pinned=sum(entry.pins > 0 for entry in entries),
-        num_in_flight=sum(entry.in_flight for entry in entries),
-        num_quarantined=tier.cache.num_quarantined,
-        layers=tuple(map(copy, tier.counters)),
-    )
 
 
 def name_tiers(tiers: Sequence[CacheTier]) -> list[str]:
