@@ -228,9 +228,8 @@ class Engine:
         """Request experts of those of the step's tokens that have reached the layer's router."""
         if self._is_complete:
             return
-        experts = np.unique(experts_TK)
-        experts = experts[(experts >= 0) & (experts < self._num_experts)]
-        self.loop.forget_failures(layer, self.cache.request_early(layer, experts.tolist()))
+        chosen = count_tokens(experts_TK, self._num_experts)
+        self.loop.forget_failures(layer, self.cache.request_early(layer, chosen))
         self.loop.pump()
 
     def failed_experts(self, layer: int) -> frozenset[int]:

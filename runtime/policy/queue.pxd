@@ -23,7 +23,6 @@ cdef class TransferQueue:
     cpdef clear(self)
     @cython.locals(expert=tuple)
     cpdef list remove_low_of_layer(self, Py_ssize_t layer, keep=*)
-    cpdef bint is_high(self, tuple expert)
     cpdef bint is_low(self, tuple expert)
     cpdef probability(self, tuple expert)
     cpdef list low(self)

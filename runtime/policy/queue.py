@@ -136,9 +136,6 @@ class TransferQueue:
             del self._low[expert]
         return removed
 
-    def is_high(self, expert: Expert) -> bool:
-        return expert in self._high
-
     def is_low(self, expert: Expert) -> bool:
         return expert in self._low
 

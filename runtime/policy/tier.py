@@ -353,7 +353,7 @@ class CacheTier:
     def _prefetch_below(self, expert: Expert) -> None:
         below = self.below
         assert below is not None
-        if not (below.queue.is_low(expert) or below.queue.is_high(expert)):
+        if not (below.queue.is_low(expert) or expert in below.queue.requested):
             below.prefetch(expert, self.queue.probability(expert))
 
     def _begin_copy_below(self, expert: Expert, end_chunk: int, high: bool) -> int | None:

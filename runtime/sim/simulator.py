@@ -24,9 +24,6 @@ from runtime.sim.machine import (
 from runtime.sim.step import RecordedStep
 from runtime.transfer.loop import TierLink, TimelineSink
 
-NOTHING_ON_HOST: tuple[frozenset[int], float] = (frozenset(), 0.0)
-"""The experts that the host's processor computes, and the time that it takes."""
-
 
 class Simulator:
     """Runs the transfer loop with the clock of the compute stream."""
@@ -225,9 +222,7 @@ class Simulator:
         `computed_after`: seconds until the tokens arrive from other devices.
         """
         cache = self.cache
-        on_host, host_seconds = NOTHING_ON_HOST
-        if self._hybrid is not None:
-            on_host, host_seconds = self._split(layer, tokens_per_expert)
+        on_host, host_seconds = self._split(layer, tokens_per_expert)
         pending = self.begin_requests(layer, tokens_per_expert, on_host)
         host_end = self._clock.now + host_seconds
         if computed_after:
@@ -256,10 +251,10 @@ class Simulator:
 
     def _split(self, layer: int, tokens_per_expert: dict[int, int]) -> tuple[frozenset[int], float]:
         """Returns the experts that the host's processor computes, and the time that it takes."""
-        assert self._hybrid is not None
-        missed = self.cache.missed_in_host_memory(layer, tokens_per_expert)
-        if not missed:
-            return NOTHING_ON_HOST
+        if self._hybrid is None or not (
+            missed := self.cache.missed_in_host_memory(layer, tokens_per_expert)
+        ):
+            return frozenset(), 0.0
         tokens = {e: tokens_per_expert[e] for e in missed}
         costs = self._hybrid.split_costs(math.ceil(sum(tokens.values()) / len(tokens)))
         on_host, _ = choose_host_experts(tokens, costs)
