@@ -32,7 +32,7 @@ WRONG_VALUES = [
     ({"dtype": torch.float64}, r"dtype=torch.float64: allowed are auto, float32"),
     ({"system": "moecst"}, r"'moecst'. Did you mean 'moecast'\?$"),
     ({"system": 3}, r"system=3: give a name such as 'moecast', or a SystemConfig"),
-    ({"budget": 1.5}, r"budget=1.5: a fraction .* at most 1; or write .*4GiB"),
+    ({"budget": 1.5}, r"budget=1.5: a share .* at most 1 or 100%; or write .*4GiB"),
     ({"budget": "lots"}, r"budget='lots': write a size .*TiB.*50%.*0\.5.*auto"),
     ({"budget": True}, r"budget=True: write a size"),
     ({"host_budget": "auto"}, r"host_budget='auto': write a size"),
