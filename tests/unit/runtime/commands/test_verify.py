@@ -31,9 +31,9 @@ from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
-def settings(folder: Path, **kwargs) -> VerifyModelConfig:
+def settings(folder: Path, *, exact: Exact = Exact.AUTO, **kwargs) -> VerifyModelConfig:
     options = {"device": "cpu", "budget": ["30%"], "max_new_tokens": 5, **kwargs}
-    return VerifyModelConfig(model=ModelConfig(name="tiny", id=str(folder)), **options)
+    return VerifyModelConfig(model=ModelConfig(name="tiny", id=str(folder), exact=exact), **options)
 
 
 def make_task(folder: Path, output: Path) -> VerifyTask:
@@ -63,9 +63,19 @@ def test_verify__in_python_returns_the_same_report(tmp_path):
         compared.require_equal()
 
 
-def test_verify__a_served_model_is_the_plain_one(tmp_path):
+BATCH_OF_COPIES = "each new token in a batch of 8 copies"
+COMPARED = [
+    (Exact.AUTO, VerifyReference.PLAIN, "experts_implementation=eager"),
+    (Exact.GROUPED, VerifyReference.PLAIN, "experts_implementation=grouped_mm"),
+    (Exact.SHARED, VerifyReference.PLAIN, BATCH_OF_COPIES),
+    (Exact.SHARED, VerifyReference.LAZY, BATCH_OF_COPIES),
+]
+
+
+@pytest.mark.parametrize(("exact", "reference", "how"), COMPARED)
+def test_verify__a_served_model_is_the_plain_one(tmp_path, exact, reference, how):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
-    results = verify.run(settings(folder))
+    results = verify.run(settings(folder, exact=exact, reference=reference))
     (row,) = results["rows"]
     # Random prompts of 7, 16 and 33 tokens, five new ones each.
     assert row["equal"]
@@ -73,32 +83,14 @@ def test_verify__a_served_model_is_the_plain_one(tmp_path):
     assert row["misses"] > 0
     known = row["non_expert_bytes"] + row["arena_bytes"]
     assert row["overhead_bytes"] == row["peak_memory_bytes"] - known
-    for said in ("Transformers", "experts_implementation=eager", "bfloat16 on cpu", "no tokenizer"):
+    for said in ("Transformers", how, "bfloat16 on cpu", "no tokenizer"):
         assert said in results["compared"]
 
 
-def test_verify__grouped_is_compared_with_the_librarys_grouped_function(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
-    model = ModelConfig(name="tiny", id=str(folder), exact=Exact.GROUPED)
-    grouped = replace(settings(folder), model=model)
-    results = verify.run(grouped)
-    assert "experts_implementation=grouped_mm" in results["compared"]
-    (row,) = results["rows"]
-    assert row["equal"]
-    assert row["misses"] > 0
+def test_verify__grouped_experts_have_no_lazy_reference(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
     with pytest.raises(MoecastError, match="one expert at a time.*reference=plain"):
-        verify.run(replace(grouped, reference=VerifyReference.LAZY))
-
-
-@pytest.mark.parametrize("reference", [VerifyReference.PLAIN, VerifyReference.LAZY])
-def test_verify__shared_is_compared_with_a_batch_of_copies(tmp_path, reference):
-    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
-    model = ModelConfig(name="tiny", id=str(folder), exact=Exact.SHARED)
-    results = verify.run(replace(settings(folder), model=model, reference=reference))
-    assert "each new token in a batch of 8 copies" in results["compared"]
-    (row,) = results["rows"]
-    assert row["equal"]
-    assert row["tokens_compared"] == 15
+        verify.run(settings(folder, exact=Exact.GROUPED, reference=VerifyReference.LAZY))
 
 
 def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch):
