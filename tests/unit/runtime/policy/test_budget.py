@@ -36,20 +36,8 @@ def test_budget__reads_sizes_and_shares(text, expected):
 
 
 NONSENSE = [
-    "much",
-    "5 apples",
-    "%",
-    "-3",
-    "",
-    "1.5",
-    "500%",
-    "0%",
-    0.0,
-    2.0,
-    -0.5,
-    True,
-    None,
-    float("nan"),
+    *("much", "5 apples", "%", "-3", "", "1.5", "500%", "0%"),
+    *(0.0, 2.0, -0.5, True, None, float("nan")),
 ]
 
 
