@@ -1,4 +1,4 @@
-"""The whole path as a user walks it: train, generate, the zoo, and the refusals on the way."""
+"""The path as a user walks it: training and generating with what was trained; altered weights."""
 
 import json
 import shutil
@@ -14,21 +14,6 @@ from runtime.hf.loading import load_plain
 MODEL = BUILTIN_MODELS / "qwen2_moe_tiny"
 PROMPT = "The heart pumps blood"
 TOKENS = 12
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs a program's command in this process, from a folder: importing PyTorch takes seconds.
-
-    Returns its exit code and what it wrote to stderr.
-    """
-
-    def run(folder: Path, program: str, *arguments: str) -> tuple[int, str]:
-        monkeypatch.chdir(folder)
-        code = run_program(program, arguments)
-        return code, capsys.readouterr().err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +42,14 @@ def expected() -> list[int]:
 
 
 @pytest.mark.parametrize("budget", ["15%", "100%"])
-def test_generate__tokens_are_those_of_plain_transformers(trained, expected, call, budget):
+def test_generate__tokens_are_those_of_plain_transformers(trained, expected, monkeypatch, budget):
+    monkeypatch.chdir(trained)
     arguments = (
-        *("runtime", "generate", "model=qwen2-moe-tiny", "predictor=runs/r/entries/stride"),
+        *("generate", "model=qwen2-moe-tiny", "predictor=runs/r/entries/stride"),
         *(f"budget={budget}", f"prompt={PROMPT}", f"max_new_tokens={TOKENS}"),
         *("model.decode_kernels=library", f"run_dir=runs/{budget.strip('%')}"),
     )
-    code, errors = call(trained, *arguments)
-    assert code == 0, errors
+    assert run_program("runtime", arguments) == 0
     results = json.loads((trained / f"runs/{budget.strip('%')}/results.json").read_text())
     assert results["tokens"] == expected
     stats = results["stats"]
@@ -76,29 +61,13 @@ def test_generate__tokens_are_those_of_plain_transformers(trained, expected, cal
         assert stats["fetch_rate"] is not None
 
 
-WRONG_USE = [
-    (("train", "model=qwen2-moe-tinny"), "qwen2-moe-tiny"),
-    (("runtime", "generate", "predictor=strde"), "zoo list"),
-    (("runtime", "generate", "model=qwen1.5-moe"), "not on this machine"),
-    (("runtime", "generate", "budget=1KiB"), "the least budget is"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "says"), WRONG_USE)
-def test_commands__wrong_use_names_the_cause_in_one_line(tmp_path, call, arguments, says):
-    code, errors = call(tmp_path, *arguments)
-    assert code == 2, errors
-    assert says in errors
-    assert "Traceback" not in errors
-
-
-def test_models__an_altered_reference_model_is_refused(tmp_path, call, monkeypatch):
+def test_models__an_altered_reference_model_is_refused(tmp_path, capsys, monkeypatch):
     copy = tmp_path / "models" / MODEL.name
     shutil.copytree(MODEL, copy)
     weights = bytearray((copy / "model.safetensors").read_bytes())
     weights[1_000_000] ^= 1
     (copy / "model.safetensors").write_bytes(weights)
     monkeypatch.setattr("runtime.store.model_source.BUILTIN_MODELS", copy.parent)
-    code, errors = call(tmp_path, "runtime", "generate")
-    assert code == 2
-    assert "was altered" in errors
+    monkeypatch.chdir(tmp_path)
+    assert run_program("runtime", ["generate"]) == 2
+    assert "was altered" in capsys.readouterr().err
