@@ -1,7 +1,8 @@
 """Served models whose transfers are ours: to delay, reorder, hang and kill."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -27,11 +28,18 @@ def serve(folder: Path, *, exact: Exact = Exact.AUTO, **kwargs) -> PreTrainedMod
     return runtime.load(config, **{"device": "cpu", **kwargs})
 
 
+@contextmanager
+def serving(folder: Path, **options) -> Iterator[PreTrainedModel]:
+    """The model of `serve`, which is closed at the end of the block."""
+    model = serve(folder, **options)
+    with model.moecast:
+        yield model
+
+
 @torch.no_grad()
 def serve_logits(folder: Path, tokens: Tensor, **options) -> Tensor:
     """The logits of the tokens by a model that is served with these options."""
-    model = serve(folder, **options)
-    with model.moecast:
+    with serving(folder, **options) as model:
         return model(tokens).logits
 
 

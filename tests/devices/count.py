@@ -17,7 +17,7 @@ from runtime.config import Exact
 from runtime.presets import load_system
 from tests.builders.committed_counts import CommittedCounts, Counts
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.served import serve, settle
+from tests.builders.served import serving, settle
 from tests.builders.sim_device.backend import simulated
 
 NAMES = ("launches", "copies to the device", "copies to the host", "synchronisations", "queries")
@@ -42,12 +42,11 @@ def count_cell(folder: Path, cell: str) -> Counts:
         options = {"budget": budget, "host_budget": "100%", "exact": exact, "predictor": None}
         if name != "on-demand":
             options["predictor"] = "skip"
-        model = serve(folder, device="sim", system=system, **options)
-        with model.moecast as handle:
+        with serving(folder, device="sim", system=system, **options) as model:
             past = model(torch.arange(1, 9, device="sim")[None], use_cache=True).past_key_values
             for step in range(WARM_UP + STEPS):
                 if step == WARM_UP:
-                    settle(handle.engine)
+                    settle(model.moecast.engine)
                     sim.random.random = lambda: 1.0
                     sim.counts.clear()
                 token = torch.full((1, 1), 9 + step, device="sim")

@@ -9,10 +9,11 @@ import torch
 from runtime.accelerator import Accelerator, open_accelerator
 from runtime.config import Exact
 from runtime.engine import assembly
+from runtime.policy.counters import sum_counters
 from runtime.transfer import copies
 from runtime.transfer.arena import Arena
 from tests.builders.models import plain_eager
-from tests.builders.served import serve, settle
+from tests.builders.served import serve, serving, settle
 from tests.builders.sim_device.streams import SimEvent, SimStream
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
@@ -21,11 +22,9 @@ GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
 def generate(folder, device, system="on-demand"):
     budgets = {"budget": "20%", "host_budget": "60%"}
-    model = serve(folder, device=device, exact=Exact.EAGER, system=system, **budgets)
-    with model.moecast as handle:
+    with serving(folder, device=device, exact=Exact.EAGER, system=system, **budgets) as model:
         tokens = model.generate(TOKENS.to(device), **GREEDY)
-        prefetched = sum(counters.bytes_prefetched for counters in handle.engine.cache.counters)
-    return tokens, prefetched
+        return tokens, sum_counters(model.moecast.engine.cache.counters).bytes_prefetched
 
 
 @pytest.mark.parametrize("system", ["on-demand", "mixtral-offloading"])
@@ -85,19 +84,17 @@ def test_ring__copies_begin_after_the_work_under_way(folder, sim, monkeypatch):
         return Arena(*args, device=device, **options)
 
     monkeypatch.setattr(assembly, "Arena", make_arena)
-    model = serve(folder, device="sim", budget="100%", system="promoe", predictor="skip")
-    with model.moecast as handle:
-        while not handle.engine.cache.is_complete:
-            handle.engine.move_when_idle()
+    with serving(folder, device="sim", budget="100%", system="promoe", predictor="skip") as model:
+        while not model.moecast.engine.cache.is_complete:
+            model.moecast.engine.move_when_idle()
     assert not sim.races
 
 
 def test_ring__the_host_waits_for_a_copy_where_nothing_else_comes(folder, sim):
     sim.random.random = lambda: 1.0  # no copy ends before somebody waits for it
-    model = serve(folder, device="sim", budget="100%", system="promoe", predictor="skip")
-    with model.moecast as handle:
-        settle(handle.engine)
-        assert not handle.engine.loop.links[0].ring.running()
+    with serving(folder, device="sim", budget="100%", system="promoe", predictor="skip") as model:
+        settle(model.moecast.engine)
+        assert not model.moecast.engine.loop.links[0].ring.running()
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])

@@ -20,7 +20,7 @@ from runtime.tools.verify import sides
 from runtime.tools.verify.report import compare_budgets
 from tests.builders.models import plain_eager
 from tests.builders.plain_answers import ids, text_of
-from tests.builders.served import serve
+from tests.builders.served import serving
 from tests.builders.serving import running_server, speaking_model
 from tests.unit.runtime.generation.test_drafting import PROMPT as REPEATED
 from tests.unit.runtime.generation.test_drafting import Cycle, EagerPace
@@ -64,8 +64,7 @@ def test_group__is_each_sequence_alone(folder, device, exact, options):
     for seed, prompt in enumerate(PROMPTS):
         torch.manual_seed(seed)
         expected.append(answer(plain, prompt, **options))
-    model = serve(folder, device=device, **FEW | {"exact": exact})
-    with model.moecast:
+    with serving(folder, device=device, **FEW | {"exact": exact}) as model:
         assert run_together(model, **options) == expected
 
 
@@ -75,9 +74,8 @@ def test_mask__of_a_window_is_where_the_states_are(device):
 
 
 def test_drafts__change_no_token(folder, device):
-    model = serve(folder, device=device, **FEW)
     options = {"logits_processor": LogitsProcessorList([Cycle()]), "max_new_tokens": 8}
-    with model.moecast:
+    with serving(folder, device=device, **FEW) as model:
         expected = answer(model, REPEATED, **options)
         pace = EagerPace()
         drafting = drafting_options(model, PROMPT_LOOKUP, pace)
@@ -103,8 +101,7 @@ def answers_of(folder, device):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_batch__is_each_prompt_alone(folder, device, options):
     expected = answers_of(folder, device)
-    model = serve(folder, device=device, system="klotski", **FEW)
-    with model.moecast:
+    with serving(folder, device=device, system="klotski", **FEW) as model:
         found = model.generate_many(PROMPTS, batch_size=1, max_new_tokens=5, **options)
         again = answer(model, PROMPTS[0])
     assert [one.tokens for one in found] == expected

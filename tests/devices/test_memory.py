@@ -19,7 +19,7 @@ from runtime.generation.config import ChatConfig
 from runtime.serving.config import ServeConfig
 from runtime.serving.served_model import load_model
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.served import count_pins, serve
+from tests.builders.served import count_pins, serve, serving
 from tests.builders.serving import running_server, speaking_model
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
@@ -52,9 +52,8 @@ def test_load__weights_beyond_the_device_are_named(folder, sim):
 def test_load__auto_reuses_what_pytorch_keeps(folder, sim):
     restrict(sim, 340 << 20)  # 300 MiB are left to the process
     torch.zeros(60 << 20, dtype=torch.uint8, device="sim")
-    model = serve(folder, device="sim", budget="auto")
-    with model.moecast as handle:
-        assert handle.engine.arenas[0].device == torch.device("sim:0")
+    with serving(folder, device="sim", budget="auto") as model:
+        assert model.moecast.engine.arenas[0].device == torch.device("sim:0")
         model.generate(TOKENS.to("sim"), max_new_tokens=3)
 
 
@@ -98,8 +97,7 @@ def test_close__gives_every_byte_back(folder, sim):
     gc.collect()
     before = sim.memories[0].used_bytes
     for _ in range(2):
-        model = serve(folder, device="sim", budget="30%")
-        with model.moecast:
+        with serving(folder, device="sim", budget="30%") as model:
             model(TOKENS.to("sim"))
         del model
         gc.collect()
@@ -110,25 +108,22 @@ def test_close__gives_every_byte_back(folder, sim):
 def test_prompt__that_is_too_long_fails_alone_and_names_a_budget_for_it(tmp_path, sim, exact):
     folder = tiny_qwen2_moe(tmp_path / "model", num_experts=12, expert_width=1024)
     tokens, long = TOKENS.to("sim"), torch.ones(1, 150, dtype=torch.long, device="sim")
-    model = serve(folder, device="sim", budget="100%", exact=exact)
-    with model.moecast as handle:
+    with serving(folder, device="sim", budget="100%", exact=exact) as model:
         expected = model(tokens).logits
         restrict(sim, 1_000_000)
         with pytest.raises(StepMemoryError, match=r"on sim:0: a step of 150 tokens") as failed:
             model(long)
         assert torch.equal(model(tokens).logits, expected)
-        assert count_pins(handle.engine) == 0
+        assert count_pins(model.moecast.engine) == 0
     budget = re.search(r"budget=(\d+)", str(failed.value))
-    del model, handle, failed
+    del model, failed
     gc.collect()
-    model = serve(folder, device="sim", budget=int(budget[1]), exact=exact)
-    with model.moecast:
+    with serving(folder, device="sim", budget=int(budget[1]), exact=exact) as model:
         model(long)
 
 
 def test_prompt__for_which_no_budget_leaves_memory_is_named(folder, sim):
-    model = serve(folder, device="sim", budget="30%")
-    with model.moecast:
+    with serving(folder, device="sim", budget="30%") as model:
         restrict(sim, 300_000)
         with pytest.raises(StepMemoryError, match="No budget leaves it; take a shorter prompt"):
             model(torch.ones(1, 1500, dtype=torch.long, device="sim"))

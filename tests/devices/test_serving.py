@@ -19,7 +19,7 @@ from runtime.store.ggml.matrix import QuantisedExpert
 from tests.builders.gguf_files import gguf_file
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.quantised import QUANTISED, quantised
-from tests.builders.served import serve
+from tests.builders.served import serve, serving
 from tests.builders.sim_device.backend import simulated
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
@@ -97,9 +97,8 @@ def test_devices__several_change_no_bit(folder, device, exact):
 
 @pytest.mark.usefixtures("sim")
 def test_devices__experts_come_to_modules_with_a_loop_of_their_own(folder):
-    model = serve(folder, devices=["sim:0", "sim:1"], budget="50%", exact=Exact.EAGER)
-    with model.moecast as handle:
-        engine, served = handle.engine, handle.experts[0]
+    with serving(folder, devices=["sim:0", "sim:1"], budget="50%", exact=Exact.EAGER) as model:
+        engine, served = model.moecast.engine, model.moecast.experts[0]
         assert {arena.device.index for arena in engine.arenas if arena.device.index} == {1}
         for expert in range(12):
             found = {weight.device for weight in served.pin(expert).values()}
@@ -162,8 +161,7 @@ def test_store__quantised_checkpoints_change_no_bit(tmp_path, device, name):
 def check_budgets(folder, device, budgets, **options):
     """Budgets change no bit of what is computed with all experts there."""
     options |= {"device": device, "exact": Exact.EAGER}
-    resident = serve(folder, budget="100%", **options)
-    with resident.moecast:
+    with serving(folder, budget="100%", **options) as resident:
         expected = computed(resident, device)
     check(serve(folder, **budgets, **options), expected, device)
 
@@ -198,13 +196,11 @@ def test_hybrid__in_host_memory_quantised_experts_are_multiplied_as_they_lie(sim
     """Elsewhere they are decoded: the results differ by the rounding of activations."""
     options = {"device": "sim", "exact": Exact.EAGER}
     file, tokens = gguf_file("qwen3moe-Q4_0"), TOKENS.to("sim")
-    resident = serve(file, budget="100%", **options)
-    with resident.moecast:
+    with serving(file, budget="100%", **options) as resident:
         expected = resident(tokens).logits.to("cpu")
     system = SystemConfig(hybrid=True, prefetch=False)
-    model = serve(file, budget="28KiB", host_budget="100%", system=system, **options)
-    with model.moecast as handle:
-        compute, found = handle.engine._host_compute, []
+    with serving(file, budget="28KiB", host_budget="100%", system=system, **options) as model:
+        compute, found = model.moecast.engine._host_compute, []
         take = compute.weights
         monkeypatch.setattr(compute, "weights", lambda *of: found.append(take(*of)) or found[-1])
         for _ in range(4):

@@ -19,7 +19,7 @@ from runtime.transfer.arena import find_near_cpus, parse_cpu_list, run_near
 from runtime.transfer.thread_ring import ThreadRing
 from tests.builders.faults.workers import before_read, refuse
 from tests.builders.models import plain_eager
-from tests.builders.served import serve, settle
+from tests.builders.served import serve, serving, settle
 from tests.builders.waiting import wait_for
 from tests.unit.runtime.engine.test_serving import HAS_NAMES, TASKS, watch_readers
 
@@ -109,9 +109,9 @@ def test_devices__a_slow_link_does_not_delay_the_other_devices(folder, expected,
         return connect(store, spec, [first, second], arrivals, options)
 
     monkeypatch.setattr(assemble, "connect", slowed)
-    model = serve(folder, budget="40%", devices=["cpu", "cpu"], system=SystemConfig(chunked=False))
-    engine = model.moecast.engine
-    with model.moecast, torch.no_grad():
+    options = {"devices": ["cpu", "cpu"], "system": SystemConfig(chunked=False)}
+    with serving(folder, budget="40%", **options) as model, torch.no_grad():
+        engine = model.moecast.engine
         assert torch.equal(model(TOKENS).logits, expected[0])
         wanted = list(range(6))
         engine.begin_step(TOKENS[0].numpy(), TOKENS[0].numpy() * 0 + 99)
@@ -124,10 +124,9 @@ def test_devices__a_slow_link_does_not_delay_the_other_devices(folder, expected,
 
 
 def test_devices__an_unreadable_expert_fails_its_request_only(folder, expected):
-    model = serve(folder, budget="40%", devices=["cpu", "cpu"])
-    with model.moecast as handle, torch.no_grad():
+    with serving(folder, budget="40%", devices=["cpu", "cpu"]) as model, torch.no_grad():
         with (
-            before_read(handle.engine, 5, refuse, times=1000),
+            before_read(model.moecast.engine, 5, refuse, times=1000),
             pytest.raises(TransferError, match="injected"),
         ):
             model(TOKENS)
@@ -214,8 +213,7 @@ def test_numa__readers_run_near_their_memory(folder, monkeypatch):
     places = [frozenset(cpus[:1]), frozenset(cpus[-1:])]
     monkeypatch.setattr(assemble, "find_near_cpus", lambda _, number: places[number])
     before = {int(task.name) for task in TASKS.iterdir()}
-    model = serve(folder, budget="40%", devices=["cpu", "cpu"])
-    with model.moecast, torch.no_grad():
+    with serving(folder, budget="40%", devices=["cpu", "cpu"]) as model, torch.no_grad():
         model(TOKENS)
         threads = {int(task.name) for task in TASKS.iterdir()} - before
         assert set(places) <= {frozenset(os.sched_getaffinity(thread)) for thread in threads}

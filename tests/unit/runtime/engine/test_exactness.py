@@ -5,7 +5,7 @@ import torch
 
 from runtime.config import SystemConfig
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.served import serve
+from tests.builders.served import serving
 
 MODELS = [
     (torch.float32, "auto", "15%"),
@@ -21,9 +21,8 @@ def test_load__logits_are_bitwise_those_of_eager(tmp_path, saved, dtype, budget)
     tokens = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = plain_eager(folder, dtype=dtype)(tokens).logits
-        model = serve(folder, budget=budget, dtype=dtype)
-        with model.moecast as handle:
-            assert f"torch.{handle.spec.dtype}" == str(expected.dtype)
+        with serving(folder, budget=budget, dtype=dtype) as model:
+            assert f"torch.{model.moecast.spec.dtype}" == str(expected.dtype)
             for _ in range(3):
                 assert torch.equal(model(tokens).logits, expected)
 
@@ -32,15 +31,14 @@ def test_load__logits_are_bitwise_those_of_eager(tmp_path, saved, dtype, budget)
 def test_load__begins_with_the_first_layers(tmp_path, host_budget):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=4)
     system = SystemConfig(fill_first_layers=True, per_layer=False)
-    model = serve(folder, budget="25%", host_budget=host_budget, system=system)
-    with model.moecast as handle:
-        cache, num_experts = handle.engine.cache, handle.spec.num_experts
+    with serving(folder, budget="25%", host_budget=host_budget, system=system) as model:
+        cache, num_experts = model.moecast.engine.cache, model.moecast.spec.num_experts
         order = [(layer, e) for layer in range(4) for e in range(num_experts)]
         held = [sorted(tier.cache) for tier in cache.tiers]
         assert [expert for experts in held for expert in experts] == order[: sum(map(len, held))]
         assert list(map(len, held)) == [tier.cache.num_slots for tier in cache.tiers]
         assert all(cache.is_ready(expert) for expert in held[0])
-        assert handle.stats()["bytes_moved"] == 0, "counted from the first request on"
+        assert model.moecast.stats()["bytes_moved"] == 0, "counted from the first request on"
         tokens = torch.arange(5)[None]
         with torch.no_grad():
             assert torch.equal(model(tokens).logits, plain_eager(folder)(tokens).logits)

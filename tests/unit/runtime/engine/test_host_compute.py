@@ -65,8 +65,7 @@ def test_hybrid__no_bit_changes_between_two_tiers_of_one_kind(
 @pytest.mark.skipif(find_products() is None, reason="NO GGML LIBRARY")
 def test_hybrid__quantised_experts_are_multiplied_as_they_lie_in_host_memory(monkeypatch):
     file = gguf_file("qwen3moe-Q4_0")
-    resident = served.serve(file, budget="100%", system="on-demand")
-    with resident.moecast:
+    with served.serving(file, budget="100%", system="on-demand") as resident:
         expected = resident.generate(TOKENS, **GREEDY)
     options = {"budget": "40%", "host_budget": "100%"}
     system = SystemConfig(hybrid=True, prefetch=False)

@@ -12,7 +12,7 @@ from tests.builders.held_ring import HeldRing
 from tests.builders.models import plain_eager
 from tests.builders.parts import WAIT_SECONDS
 from tests.builders.patchable import use_patchable_core
-from tests.builders.served import count_pins, serve, serve_with_rings
+from tests.builders.served import count_pins, serve_with_rings, serving
 
 TOKENS = torch.arange(7).reshape(1, 7)
 
@@ -53,9 +53,8 @@ def test_interrupt__between_two_entries_of_the_books_is_forgotten(
     folder, expected, monkeypatch, name, options
 ):
     use_patchable_core(monkeypatch)
-    model = serve(folder, **{"budget": "25%", **options})
     interrupts = 0
-    with model.moecast, torch.no_grad():
+    with serving(folder, **{"budget": "25%", **options}) as model, torch.no_grad():
         for tier in model.moecast.engine.cache.tiers:
             owner, method = (tier.queue, "remove") if name == "queue.remove" else (tier, name)
             for call in range(1, 5):
@@ -71,9 +70,8 @@ def test_interrupt__between_two_entries_of_the_books_is_forgotten(
 
 
 def test_interrupt__before_a_step_gave_back_the_lock_leaves_it_to_other_threads(folder, expected):
-    model = serve(folder)
-    with model.moecast as handle, torch.no_grad(), ThreadPoolExecutor(1) as other:
-        lock = handle.engine._forward_lock
+    with serving(folder) as model, torch.no_grad(), ThreadPoolExecutor(1) as other:
+        lock = model.moecast.engine._forward_lock
         lock.begin()  # a step whose end was cut short in its first call
         assert torch.equal(model(TOKENS).logits, expected)
         assert torch.equal(other.submit(lambda: model(TOKENS).logits).result(60), expected)
@@ -121,9 +119,8 @@ UNSEEN = [("wait", ARRIVED), ("wait", DAMAGED), ("_finish", ARRIVED)]
 
 @pytest.mark.parametrize(("name", "status"), UNSEEN)
 def test_interrupt__pins_no_file_of_what_arrived_unseen(folder, expected, name, status):
-    model = serve(folder, budget="25%", system="on-demand")
-    with model.moecast as handle, torch.no_grad():
-        loop, files = handle.engine.loop, handle.engine.store.files
+    with serving(folder, budget="25%", system="on-demand") as model, torch.no_grad():
+        loop, files = model.moecast.engine.loop, model.moecast.engine.store.files
         ring = loop.links[0].ring
         settle = ring.settle
 

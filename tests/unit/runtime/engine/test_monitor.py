@@ -24,7 +24,7 @@ from runtime.engine.monitor import (
 from runtime.errors import Fault, TransferError
 from runtime.presets import load_system
 from tests.builders.patchable import use_patchable_core
-from tests.builders.served import read_in_python, serve, settle
+from tests.builders.served import read_in_python, serving, settle
 
 
 def generate(model, *, tokens: int = 6) -> None:
@@ -41,10 +41,9 @@ def settled(monitor: EngineMonitor) -> tuple[str, EngineSnapshot]:
 @contextmanager
 def watched(folder: Path, **options: Any) -> Iterator[tuple[PreTrainedModel, EngineMonitor]]:
     """A model that has generated, and its monitor."""
-    model = serve(folder, **options)
-    with model.moecast as handle:
+    with serving(folder, **options) as model:
         generate(model)
-        yield model, EngineMonitor(handle.engine)
+        yield model, EngineMonitor(model.moecast.engine)
 
 
 def test_snapshot__is_what_the_report_says(folder: Path) -> None:
@@ -96,10 +95,9 @@ def test_cells__with_a_tier_below_tell_host_from_device(folder: Path) -> None:
 
 def test_cells__show_computing_experts_as_pinned(folder, monkeypatch):
     use_patchable_core(monkeypatch)
-    model = serve(folder, budget="50%")
     seen: list[str] = []
-    with model.moecast as handle:
-        engine, monitor = handle.engine, EngineMonitor(handle.engine)
+    with serving(folder, budget="50%") as model:
+        engine, monitor = model.moecast.engine, EngineMonitor(model.moecast.engine)
         real = engine.cache.release
 
         def used(expert):
@@ -114,9 +112,8 @@ def test_cells__show_computing_experts_as_pinned(folder, monkeypatch):
 
 
 def test_faults__are_counted_for_unused_prefetches_too(folder: Path) -> None:
-    model = serve(folder, budget="50%")
-    with model.moecast as handle:
-        engine = handle.engine
+    with serving(folder, budget="50%") as model:
+        engine = model.moecast.engine
         read_in_python(engine)
         real = engine.store.read
         failed = itertools.count()
@@ -136,9 +133,8 @@ def test_faults__are_counted_for_unused_prefetches_too(folder: Path) -> None:
 
 
 def test_snapshot__while_a_model_generates_never_breaks_it(folder: Path) -> None:
-    model = serve(folder, budget="25%", predictor="skip")
-    with model.moecast as handle:
-        monitor, stop = EngineMonitor(handle.engine), threading.Event()
+    with serving(folder, budget="25%", predictor="skip") as model:
+        monitor, stop = EngineMonitor(model.moecast.engine), threading.Event()
         requests, wrong = [], []
 
         def look() -> None:

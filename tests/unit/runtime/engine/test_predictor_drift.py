@@ -29,7 +29,7 @@ from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.serving.observe.metrics import ServerMetrics
 from tests.builders.entries import write_popularity
 from tests.builders.predictors import small_spec
-from tests.builders.served import serve
+from tests.builders.served import serve, serving
 from tests.unit.runtime.policy.test_device_cache import make_cache
 from tests.unit.runtime.serving.test_metrics import INFO
 
@@ -225,13 +225,12 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 28, "do_sample": False, "pad_token_
 def serve_drift(folder: Path, entry: Path) -> tuple[dict[str, Any], ServerMetrics]:
     """Generates; returns the statistics and the metrics, read before the model is closed."""
     system = SystemConfig(synchronous=True)
-    model = serve(folder, budget="50%", predictor=entry, system=system)
-    with model.moecast as handle:
+    with serving(folder, budget="50%", predictor=entry, system=system) as model:
         model.generate(PROMPT, **OPTIONS)
         metrics = ServerMetrics(model_name="m", max_running=1)
-        metrics.add_engine(EngineMonitor(handle.engine), info=INFO)
+        metrics.add_engine(EngineMonitor(model.moecast.engine), info=INFO)
         metrics.render()
-        return json.loads(json.dumps(handle.stats()["predictor_drift"])), metrics
+        return json.loads(json.dumps(model.moecast.stats()["predictor_drift"])), metrics
 
 
 def test_serving__compares_the_entry_with_its_card(folder, tmp_path, monkeypatch, caplog):

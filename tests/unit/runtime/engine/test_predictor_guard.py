@@ -18,7 +18,7 @@ from runtime.engine.predictor_guard import MAX_SLOW_CALLS, PredictorGuard
 from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.entries import tiny_spec
 from tests.builders.models import plain_eager
-from tests.builders.served import serve
+from tests.builders.served import serving
 
 SPEC = tiny_spec(num_layers=2, num_experts=8, top_k=2)
 GOOD = np.full((1, SPEC.num_experts), 0.5, np.float32)
@@ -147,8 +147,7 @@ def test_load__a_failing_predictor_changes_no_token(
         lambda source, *_: (Misbehaving(source.spec, fail, good=9), ""),
     )
     system = SystemConfig(prefetch=role == "predictor", eviction="reuse", per_layer=False)
-    model = serve(folder, budget="50%", system=system)
-    with model.moecast as handle:
+    with serving(folder, budget="50%", system=system) as model:
         with LockstepGroup(model) as group:
             generate = partial(model.generate, tokens, **options)
             members = [group.start(generate) for _ in range(num_together)]
@@ -157,7 +156,7 @@ def test_load__a_failing_predictor_changes_no_token(
         assert all(torch.equal(member.result, expected) for member in members)
         for _ in range(2):
             assert torch.equal(model.generate(tokens, **options), expected)
-        failures = handle.stats()["predictor_failures"]
+        failures = model.moecast.stats()["predictor_failures"]
         assert list(failures) == [role]
         assert re.search(message, failures[role])
-        assert handle.engine.driver.predictor is None
+        assert model.moecast.engine.driver.predictor is None

@@ -15,7 +15,7 @@ import torch
 from runtime.errors import CheckpointError
 from runtime.transfer.thread_ring import rings
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.served import serve
+from tests.builders.served import serve, serving
 from tests.builders.waiting import wait_for
 from zoo.errors import ZooError
 
@@ -44,8 +44,7 @@ def generated(model, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_generate__gives_the_tokens_of_plain_transformers(folder, way):
-    model = serve(folder, budget="25%")
-    with model.moecast:
+    with serving(folder, budget="25%") as model:
         assert torch.equal(generated(model, way), generated(plain_eager(folder), way))
         assert model.moecast.stats()["misses"] > 0
 
@@ -55,8 +54,7 @@ def test_generate__streams_each_token_as_it_comes(folder):
     streamer = SimpleNamespace(put=lambda ids: pieces.append(ids.tolist()), end=lambda: None)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     expected = plain_eager(folder).generate(PROMPTS[:1], **options)[0].tolist()
-    model = serve(folder, budget="25%")
-    with model.moecast:
+    with serving(folder, budget="25%") as model:
         model.generate(PROMPTS[:1], streamer=streamer, **options)
     assert pieces == [[expected[:8]], *([token] for token in expected[8:])]
 
@@ -65,12 +63,11 @@ def test_generate__from_several_threads_at_once(folder):
     plain = plain_eager(folder)
     options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
     expected = [plain.generate(PROMPTS[i : i + 1], **options) for i in range(3)]
-    model = serve(folder, budget="25%")
 
     def run(i):
         return model.generate(PROMPTS[i : i + 1], **options)
 
-    with model.moecast, ThreadPoolExecutor(3) as pool:
+    with serving(folder, budget="25%") as model, ThreadPoolExecutor(3) as pool:
         for _ in range(3):
             found = pool.map(run, range(3))
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -147,12 +144,11 @@ def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_pa
 
 def test_forward__an_exception_in_a_pass_leaves_the_model_usable(folder):
     plain = plain_eager(folder)
-    model = serve(folder, budget="25%")
 
     def fail(*_):
         raise RuntimeError("in the middle")
 
-    with model.moecast, torch.no_grad():
+    with serving(folder, budget="25%") as model, torch.no_grad():
         for layer in (0, 2):
             hook = model.model.layers[layer].mlp.experts.register_forward_hook(fail)
             with pytest.raises(RuntimeError, match="in the middle"):
@@ -167,8 +163,7 @@ def test_forward__an_exception_in_a_pass_leaves_the_model_usable(folder):
 
 
 def test_statistics__a_batch_of_single_tokens_is_a_decode(folder):
-    model = serve(folder)
-    with model.moecast:
+    with serving(folder) as model:
         model.generate(PROMPTS, max_new_tokens=9, do_sample=False, pad_token_id=0)
         assert model.moecast.stats()["num_decode_steps"] == 8
         assert len(model.moecast.engine.stats.prefill_seconds) == 1

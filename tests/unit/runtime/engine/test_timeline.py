@@ -10,7 +10,7 @@ import torch
 from predictors.errors import MoecastError
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.transfer.watched_loop import WatchedLoop
-from tests.builders.served import serve
+from tests.builders.served import serving
 
 TOKENS = torch.randint(1, 64, (1, 6), generator=torch.Generator().manual_seed(5))
 
@@ -21,8 +21,7 @@ def test_timeline__spans_counters_and_flows(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(WatchedLoop, "_book", lambda _: None)
     monkeypatch.setattr(WatchedLoop, "wait", lambda self: (wait(self), book(self)))
     path = tmp_path / "deep" / "trace.json"
-    model = serve(folder, budget="25%", predictor="skip", trace_events=path)
-    with model.moecast:
+    with serving(folder, budget="25%", predictor="skip", trace_events=path) as model:
         model.generate(TOKENS, max_new_tokens=12, do_sample=False, pad_token_id=0)
         assert not path.exists()
     stats = model.moecast.stats()  # prefetches go on after a generation, until the model is closed
@@ -52,8 +51,7 @@ def test_timeline__spans_counters_and_flows(folder, tmp_path, monkeypatch):
 
 def test_timeline__tracks_do_not_overlap(folder, tmp_path):
     path = tmp_path / "trace.json"
-    model = serve(folder, budget="25%", host_budget="50%", trace_events=path)
-    with model.moecast:
+    with serving(folder, budget="25%", host_budget="50%", trace_events=path) as model:
         model.generate(TOKENS, max_new_tokens=12, do_sample=False, pad_token_id=0)
     events = json.loads(path.read_text())["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import runtime
 from tests.builders.families.build import save_family
 from tests.builders.models import plain_eager
-from tests.builders.served import settle
+from tests.builders.served import serving, settle
 
 COUNTS = [8, 8, 4]
 """Experts of the layers of `dots3_note`."""
@@ -46,15 +45,13 @@ def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def test_uneven_layers__are_served_without_reading_experts_that_do_not_exist(
     folder: Path, expected: list[int], system: str, budget: str
 ) -> None:
-    model = runtime.load(folder, budget=budget, dtype=torch.float32, system=system)
-    with model.moecast:
+    with serving(folder, budget=budget, dtype=torch.float32, system=system) as model:
         assert generate(model) == expected
 
 
 def test_uneven_layers__are_complete_when_every_expert_is_there(folder: Path) -> None:
-    model = runtime.load(folder, budget="100%", dtype=torch.float32, system="moecast")
-    with model.moecast as handle:
-        engine = handle.engine
+    with serving(folder, budget="100%", dtype=torch.float32, system="moecast") as model:
+        engine = model.moecast.engine
         assert engine.cache.num_slots == sum(COUNTS)
         settle(engine)
         assert engine.cache.is_complete

@@ -1,7 +1,6 @@
 """Decoding with drafts gives the tokens of greedy decoding, in fewer steps."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-import runtime
 from predictors.errors import MoecastError
 from runtime.config import PROMPT_LOOKUP, ModelConfig
 from runtime.errors import PlanError
@@ -32,6 +30,7 @@ from runtime.generation.drafting import (
 )
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.sampling import listen_to_tokens
+from tests.builders import served
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -41,11 +40,7 @@ VOCAB_SIZE = 263
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7]
 
 
-@contextmanager
-def serving(folder: Path, *, budget: str = "50%") -> Iterator[PreTrainedModel]:
-    model = runtime.load(folder, budget=budget, dtype=torch.float32, system="on-demand")
-    with model.moecast:
-        yield model
+serving = partial(served.serving, budget="50%", dtype=torch.float32, system="on-demand")
 
 
 @pytest.fixture(scope="module")

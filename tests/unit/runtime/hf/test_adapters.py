@@ -24,7 +24,7 @@ from tests.builders.families.table import FAMILIES
 from tests.builders.listeners import ProbeLog
 from tests.builders.packed import source_of
 from tests.builders.quantised import rewrite
-from tests.builders.served import count_pins, read_in_python, serve
+from tests.builders.served import count_pins, read_in_python, serve, serving
 
 NAMES = [
     "dbrx", "jetmoe", "llama4", "longcat_flash", "nllb_moe", "step3p7", "switch_transformers"
@@ -74,9 +74,8 @@ def test_adapter__few_slots_change_no_bit_and_leave_none_pinned(folders, name, r
 
 @pytest.mark.parametrize("name", ["jetmoe", "llama4", "longcat_flash"])
 def test_adapter__only_chosen_experts_are_read(folders, name):
-    model = serve(folders[name], budget="100%", system="on-demand")
-    log = ProbeLog()
-    with model.moecast, Probes(model, {Signal.ROUTED}, log):
+    log, everything = ProbeLog(), {"budget": "100%", "system": "on-demand"}
+    with serving(folders[name], **everything) as model, Probes(model, {Signal.ROUTED}, log):
         read: dict[int, set[int]] = {}
         read_in_python(model.moecast.engine)
         store = model.moecast.engine.store
@@ -94,8 +93,7 @@ def test_adapter__only_chosen_experts_are_read(folders, name):
 
 
 def test_layers__jetmoes_attention_comes_before_its_mlp(folders):
-    model = serve(folders["jetmoe"], budget="100%")
-    with model.moecast:
+    with serving(folders["jetmoe"], budget="100%") as model:
         names = [layer.name for layer in find_moe_layers(model)]
         parts = "self_attention.experts", "mlp"
         assert names[:4] == [f"model.layers.{block}.{part}" for block in range(2) for part in parts]
@@ -178,9 +176,8 @@ def test_longcat__zero_experts_have_no_bytes(tmp_path):
     zero = re.compile(r"\.experts\.(8|9|10|11)\.")
     assert zero.search((folder / "model.safetensors.index.json").read_text())
     rewrite(folder, lambda name, tensor: {} if zero.search(name) else {name: tensor})
-    model = serve(folder, budget="50%")
     log = ProbeLog()
-    with model.moecast, Probes(model, {Signal.ROUTED}, log):
+    with serving(folder, budget="50%") as model, Probes(model, {Signal.ROUTED}, log):
         assert model.moecast.spec.num_experts == 8
         assert torch.equal(logits(model, tokens), expected)
         largest = max(experts_TK.max() for each in log.chosen().values() for experts_TK in each)
@@ -196,8 +193,7 @@ LAYOUTS = ["qwen3_vl_moe", "step3p7", "dbrx", "inkling", "llama4"]
 def test_load__cast_and_ties_are_the_librarys(tmp_path, name):
     """Of models with tied embeddings and of other layouts: from float32 to bfloat16."""
     folder = save_family(tmp_path, name)
-    model = serve(folder, budget="30%", dtype="bfloat16")
-    with model.moecast:
+    with serving(folder, budget="30%", dtype="bfloat16") as model:
         model.config.dtype = torch.bfloat16
         plain = load_plain(folder, dtype=torch.bfloat16)
         assert torch.equal(logits(model, prompts()), logits(plain, prompts()))
@@ -211,9 +207,8 @@ def test_switch__a_token_without_room_asks_for_no_expert(tmp_path):
     family = FAMILIES["switch_transformers"]
     small = dataclasses.replace(family, changes={**family.changes, "expert_capacity": 1})
     folder = save_family(tmp_path, small)
-    model = serve(folder, budget="25%")
     log, tokens = ProbeLog(), prompts(num_tokens=30)
-    with model.moecast, Probes(model, {Signal.ROUTED}, log):
+    with serving(folder, budget="25%") as model, Probes(model, {Signal.ROUTED}, log):
         expected = logits(load_plain(folder, dtype=torch.float32), tokens)
         for _ in range(3):
             assert torch.equal(logits(model, tokens), expected)
@@ -249,8 +244,7 @@ def test_predictors__run_with_every_kind_and_change_no_bit(folders, name, make_p
     """Steps of some layers only, ids that mean "skip", two layers in a block."""
     predictor = make_predictor(source_of(folders[name])[1])
     plain = load_plain(folders[name], dtype=torch.bfloat16)
-    model = serve(folders[name], budget="30%", predictor=predictor)
-    with model.moecast:
+    with serving(folders[name], budget="30%", predictor=predictor) as model:
         tokens = prompts()
         options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
         for _ in range(2):

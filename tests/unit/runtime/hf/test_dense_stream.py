@@ -16,7 +16,7 @@ from runtime.store.files import FileReader
 from runtime.store.spill import SpillFile
 from tests.builders.families.build import save_family
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.served import serve
+from tests.builders.served import serving
 
 NUM_LAYERS = 5
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
@@ -37,8 +37,7 @@ def stream(model, **options):
 
 def test_stream__computes_bitwise_the_same_and_gives_the_weights_back(folder):
     expected = plain_eager(folder)(TOKENS).logits
-    model = serve(folder, budget="50%")
-    with model.moecast, torch.no_grad():
+    with serving(folder, budget="50%") as model, torch.no_grad():
         before = {name: weight.clone() for name, weight in model.named_parameters()}
         layers = find_dense_layers(model, model.moecast.layers)
         size, buffers = count_dense_bytes(layers), count_buffer_bytes(layers)
@@ -57,9 +56,8 @@ def test_stream__computes_bitwise_the_same_and_gives_the_weights_back(folder):
 
 @pytest.mark.parametrize("with_gates", [True, False])
 def test_stream__a_group_reads_each_layer_once_a_step_and_the_next_one_ahead(folder, with_gates):
-    model = serve(folder, budget="50%")
     ahead = []
-    with model.moecast:
+    with serving(folder, budget="50%") as model:
 
         def run():
             return model.generate(TOKENS, max_new_tokens=3, do_sample=False, pad_token_id=0)
@@ -90,8 +88,7 @@ def test_stream__a_group_reads_each_layer_once_a_step_and_the_next_one_ahead(fol
 def test_stream__that_cannot_be_written_leaves_the_model_as_it_was(tmp_path, monkeypatch):
     """Weights that were renamed or cast go to a file; the second time there is room for it."""
     folder = save_family(tmp_path / "model", "mixtral", dtype=torch.bfloat16)
-    model = serve(folder, budget="50%", dtype="float32")
-    with model.moecast, torch.no_grad():
+    with serving(folder, budget="50%", dtype="float32") as model, torch.no_grad():
         expected, stores = model(TOKENS).logits, []
         before = {name: weight.clone() for name, weight in model.named_parameters()}
         write, room = SpillFile.write, iter(range(3))
@@ -117,8 +114,7 @@ def test_stream__that_cannot_be_written_leaves_the_model_as_it_was(tmp_path, mon
 
 
 def test_stream__a_failed_read_is_an_error_and_the_next_pass_is_right(folder, monkeypatch):
-    model = serve(folder, budget="50%")
-    with model.moecast, torch.no_grad():
+    with serving(folder, budget="50%") as model, torch.no_grad():
         expected = model(TOKENS).logits
         streamed = stream(model)
         read, failures = streamed._read, iter([True])

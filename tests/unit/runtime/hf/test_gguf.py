@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from configs.compose import compose_typed
-from runtime import load
 from runtime.config import PackConfig, Quantise
 from runtime.errors import CheckpointError, StoreError
 from runtime.hf.dense_format import QuantisedLinear
@@ -29,8 +28,9 @@ from runtime.store.packed.store import open_store
 from tests.builders.gguf_files import FILES, RECORDED, gguf_file, recorded
 from tests.builders.gguf_files.parts import split_gguf
 from tests.builders.packed import pack_model
-from tests.builders.served import serve_logits
+from tests.builders.served import serve_logits, serving
 
+RESIDENT = {"dtype": "float32", "budget": "100%", "system": "on-demand"}
 LOADABLE = [name for name in FILES if not name.startswith("qwen2moe")]
 """Transformers 5.23 cannot load what llama.cpp's converter writes of Qwen2-MoE: it adds a dimension
 to the shared expert's gate, which is there already."""
@@ -115,8 +115,7 @@ def test_load__computes_what_llama_cpp_does(name: str) -> None:
     expected = torch.tensor(known["logits"])
     tolerance = NEAR_TIES.get(name, LLAMA_TOLERANCE)
     prompt, new = known["prompt"], known["new"]
-    model = load(gguf_file(name), dtype="float32", budget="100%", system="on-demand")
-    with model.moecast:
+    with serving(gguf_file(name), **RESIDENT) as model:
         found = last_logits(model, prompt)[0]
         logits = last_logits(model, [*prompt, *new[:-1]], len(new))
     assert (found - expected).norm() / expected.norm() < tolerance
@@ -135,8 +134,7 @@ def test_load__without_the_library_it_computes_what_transformers_does(name, monk
     monkeypatch.setattr(expert_layout, "multiplies", lambda _: False)
     plain = load_with_transformers(gguf_file(name), torch.float32)
     tokens = recorded(name)["prompt"]
-    model = load(gguf_file(name), dtype="float32", budget="100%", system="on-demand")
-    with model.moecast:
+    with serving(gguf_file(name), **RESIDENT) as model:
         logits = last_logits(model, tokens, len(tokens))
     assert torch.equal(logits, last_logits(plain, tokens, len(tokens)))
 
@@ -152,8 +150,7 @@ def test_load__no_budget_changes_a_bit(name: str) -> None:
     total = sum(map(mul, counts, sizes)) + besides  # Q4_K_M has experts of two sizes
     store.close()
     for budget in (size, total - 1, total):
-        model = load(gguf_file(name), budget=budget, system="moecast")
-        with model.moecast:
+        with serving(gguf_file(name), budget=budget, system="moecast") as model:
             new = model.generate(torch.tensor([tokens]), max_new_tokens=6, do_sample=False)
             steps = [last_logits(model, new[0, :end].tolist()) for end in range(4, 12)]
             outputs.append((new, torch.cat(steps)))

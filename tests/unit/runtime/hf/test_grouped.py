@@ -18,13 +18,14 @@ from tests.builders.families.build import save_family
 from tests.builders.gguf_files import gguf_file
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed
-from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers
+from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers, serving
 
 TOKENS = torch.randint(4, 60, (2, 17), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 serve_grouped = partial(serve, exact=Exact.GROUPED)
+serving_grouped = partial(serving, exact=Exact.GROUPED)
 
 
 def load_grouped(folder):
@@ -54,8 +55,7 @@ def test_grouped__every_bit_is_the_librarys_whatever_is_cached(tmp_path, name, d
         {"budget": "50%", "system": SystemConfig(early_preemption=False, reordered=False)},
         {"budget": "40%", "host_budget": "80%", "predictor": "skip"},
     ):
-        model = serve_grouped(folder, **options)
-        with model.moecast:
+        with serving_grouped(folder, **options) as model:
             for _ in range(2):
                 assert all(map(torch.equal, answer(model), expected)), options
 
@@ -63,8 +63,7 @@ def test_grouped__every_bit_is_the_librarys_whatever_is_cached(tmp_path, name, d
 def test_grouped__differs_from_the_eager_loop(tmp_path):
     """Otherwise the test above would pass with the eager path."""
     folder = save_family(tmp_path, "mixtral", dtype=torch.bfloat16)
-    model = serve(folder)
-    with model.moecast:
+    with serving(folder) as model:
         assert not torch.equal(answer(model)[0], answer(load_grouped(folder))[0])
 
 
@@ -136,8 +135,7 @@ def test_grouped__sequences_in_lockstep_are_bitwise_alone(folder, budget):
         return model.generate(tokens, attention_mask=torch.ones_like(tokens), **GREEDY)
 
     expected = [generate(plain, tokens) for tokens in prompts]
-    model = serve_grouped(folder, budget=budget)
-    with model.moecast, LockstepGroup(model) as group:
+    with serving_grouped(folder, budget=budget) as model, LockstepGroup(model) as group:
         sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts]
         while group.sequences:
             group.step()
@@ -160,8 +158,7 @@ def test_launches__are_the_librarys_own_over_the_arena(tmp_path, monkeypatch, bu
     for name in ("qwen2_moe", "gpt_oss"):
         folder = save_family(tmp_path / name, name)
         expected = answer(load_grouped(folder))
-        model = serve_grouped(folder, budget=budget)
-        with model.moecast, monkeypatch.context() as counting:
+        with serving_grouped(folder, budget=budget) as model, monkeypatch.context() as counting:
             counting.setitem(ALL_EXPERTS_FUNCTIONS, GROUPED_MM, counted)
             answers = answer(model)
         for part, reference in zip(answers, expected, strict=True):
@@ -204,6 +201,5 @@ def test_grouped__quantised_experts_are_refused_and_packed_ones_are_not(tmp_path
     with pytest.raises(CheckpointError, match=r"model\.exact=grouped: .*quantised"):
         serve_grouped(gguf_file("qwen2moe-Q8_0"))
     expected = answer(load_grouped(folder))
-    model = serve_grouped(folder, store=packed(folder, tmp_path / "raw"), budget="40%")
-    with model.moecast:
+    with serving_grouped(folder, store=packed(folder, tmp_path / "raw"), budget="40%") as model:
         assert all(map(torch.equal, answer(model), expected))

@@ -10,7 +10,7 @@ from runtime.hf.layers import find_moe_layers
 from runtime.store.weight_plan import FusedParameter
 from tests.builders.families.build import save_family
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.served import serve
+from tests.builders.served import serving
 
 
 @torch.no_grad()
@@ -36,8 +36,7 @@ def test_absent__every_computation_with_it_is_refused():
 @pytest.mark.parametrize("num_tokens", [1, 9])
 @pytest.mark.parametrize("implementation", ["batched_mm", "grouped_mm"])
 def test_interface__another_implementation_raises_an_error(tmp_path, implementation, num_tokens):
-    model = serve(tiny_qwen2_moe(tmp_path / "model", top_k=1))
-    with model.moecast:
+    with serving(tiny_qwen2_moe(tmp_path / "model", top_k=1)) as model:
         expected = logits(model, num_tokens)
         model.set_experts_implementation(implementation)
         with pytest.raises(CheckpointError, match="experts_implementation='moecast'"):
@@ -48,8 +47,7 @@ def test_interface__another_implementation_raises_an_error(tmp_path, implementat
 
 def test_interface__the_models_own_loop_fetches_too(folder):
     """`eager` set by the user: slower, because it does not reorder, and the same bits."""
-    model = serve(folder, budget="25%")
-    with model.moecast:
+    with serving(folder, budget="25%") as model:
         expected = logits(model, 9)
         model.set_experts_implementation("eager")
         for _ in range(3):
@@ -61,8 +59,7 @@ SAVED = ["qwen2_moe", "dbrx", "jetmoe", "llama4", "step3p7", "switch_transformer
 
 @pytest.mark.parametrize("name", SAVED)
 def test_guard__saving_without_experts_are_refused(tmp_path, name):
-    model = serve(save_family(tmp_path / "model", name), budget="100%")
-    with model.moecast:
+    with serving(save_family(tmp_path / "model", name), budget="100%") as model:
         for part in (model, find_moe_layers(model)[0].block):
             with pytest.raises(CheckpointError, match="state_dict"):
                 part.state_dict()
@@ -84,8 +81,7 @@ CONVERSIONS = [
 
 @pytest.mark.parametrize(("convert", "message"), CONVERSIONS)
 def test_guard__conversions_after_loading_are_refused(folder, convert, message):
-    model = serve(folder)
-    with model.moecast:
+    with serving(folder) as model:
         expected = logits(model, 9)
         with pytest.raises(CheckpointError, match=message):
             convert(model)
@@ -94,8 +90,7 @@ def test_guard__conversions_after_loading_are_refused(folder, convert, message):
 
 
 def test_guard__conversions_to_what_the_model_has_return_it(folder):
-    model = serve(folder)
-    with model.moecast:
+    with serving(folder) as model:
         assert model.to("cpu") is model.cpu() is model.float() is model.to(torch.float32) is model
         assert model.to(device="cpu", dtype=torch.float32) is model.type(torch.float32) is model
         assert model.eval().train().eval() is model

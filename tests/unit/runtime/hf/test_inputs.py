@@ -18,7 +18,7 @@ from runtime.hf.probes import Probes, RequestTracker
 from tests.builders.entries import tiny_spec
 from tests.builders.listeners import ProbeLog
 from tests.builders.models import plain_eager
-from tests.builders.served import serve
+from tests.builders.served import serving
 
 
 def test_load__prompts_given_as_embeddings_are_served_bitwise(folder):
@@ -28,9 +28,8 @@ def test_load__prompts_given_as_embeddings_are_served_bitwise(folder):
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     mask = torch.ones_like(tokens)
     expected = plain.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
-    model = serve(folder, budget="25%")
     steps = ProbeLog()
-    with model.moecast, Probes(model, {Signal.ROUTED}, steps):
+    with serving(folder, budget="25%") as model, Probes(model, {Signal.ROUTED}, steps):
         found = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
         assert torch.equal(found, expected)
         with torch.no_grad():
@@ -52,8 +51,7 @@ def test_load__refuses_routers_that_cannot_be_observed(folder, monkeypatch, what
     tokens = torch.arange(1, 9).reshape(1, 8)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = plain_eager(folder).generate(tokens, **options)
-    model = serve(folder, budget="25%")
-    with model.moecast:
+    with serving(folder, budget="25%") as model:
         assert torch.equal(model.generate(tokens, **options), expected)
         with (
             Probes(model, {Signal.ROUTED}, ProbeLog(), complete=True),

@@ -20,7 +20,7 @@ from tests.builders.families.build import save_family
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import altered, pack_model, packed, read_expert, source_of
 from tests.builders.quantised import quantised
-from tests.builders.served import serve, serve_logits
+from tests.builders.served import serve, serve_logits, serving
 
 TOKENS = torch.tensor([[5, 9, 33, 7, 61, 12, 40, 3]])
 STEPS = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
@@ -36,9 +36,8 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @torch.no_grad()
 def logits_of(model: Path, store: Path, budget: str) -> tuple[Tensor, Tensor]:
     """Logits of the tokens in one pass, and of steps of one token."""
-    served = serve(model, store=store, budget=budget)
-    with served.moecast as handle:
-        is_decoded = handle.engine.store.layouts[0].decoded_bytes > 0
+    with serving(model, store=store, budget=budget) as served:
+        is_decoded = served.moecast.engine.store.layouts[0].decoded_bytes > 0
         assert is_decoded == (find_products() is None)
         return served(TOKENS).logits, torch.stack(served.generate(TOKENS, **STEPS).logits)
 

@@ -11,7 +11,7 @@ from runtime.hf.probes import Probes, RequestTracker
 from tests.builders.families.build import save_family, tiny_config
 from tests.builders.listeners import ProbeLog
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.served import serve
+from tests.builders.served import serving
 
 
 def test_probes__events_come_in_order_with_the_models_own_values(tmp_path):
@@ -56,9 +56,8 @@ def test_probes__a_lane_that_begins_with_a_past_begins_a_request(folder):
 
 @pytest.mark.parametrize("name", ["switch_transformers", "nllb_moe"])
 def test_probes__encoder_and_decoder_have_steps_of_their_own(tmp_path, name):
-    model = serve(save_family(tmp_path, name), budget="50%")
     tokens = torch.randint(4, 90, (2, 5), generator=torch.Generator().manual_seed(1))
-    with model.moecast:
+    with serving(save_family(tmp_path, name), budget="50%") as model:
         steps = ProbeLog()
         with Probes(model, {Signal.ROUTED}, steps):
             made = model.generate(tokens, max_new_tokens=2, do_sample=False, num_beams=1)

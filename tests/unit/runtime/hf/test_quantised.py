@@ -25,7 +25,7 @@ from tests.builders.memory import measure_allocated
 from tests.builders.models import read_weights, tiny_qwen2_moe
 from tests.builders.packed import read_expert
 from tests.builders.quantised import QUANTISED, quantise_fp8, quantised, rewrite
-from tests.builders.served import serve
+from tests.builders.served import serve, serving
 
 
 @torch.no_grad()
@@ -40,8 +40,7 @@ def assert_same(model, plain):
 def test_store__a_slot_holds_what_the_library_dequantises(tmp_path, name, dtype):
     folder = quantised(tmp_path, name)
     plain = load_plain(folder, dtype=dtype)
-    model = serve(folder, budget="60%", dtype=str(dtype).removeprefix("torch."))
-    with model.moecast:
+    with serving(folder, budget="60%", dtype=str(dtype).removeprefix("torch.")) as model:
         store, plans = model.moecast.engine.store, load_stripped(folder, "auto").plans
         for layer, expert in product(range(len(plans)), (0, 7, 3)):
             weights = read_expert(store, layer, expert)
@@ -102,8 +101,7 @@ def test_store__layers_left_unquantised_are_read_too(tmp_path):
         return {name: kept[name]} if name in kept else {}
 
     rewrite(folder, restore)
-    model = serve(folder, budget="50%")
-    with model.moecast:
+    with serving(folder, budget="50%") as model:
         banks = load_stripped(folder, "auto").plans
         assert {len(bank["down_proj"].sources) for bank in banks} == {1, 2}
         assert_same(model, load_plain(folder, dtype=torch.bfloat16))
@@ -225,8 +223,7 @@ def test_scratch__is_what_the_allocator_says(tmp_path, name):
 @pytest.mark.parametrize("name", QUANTISED)
 def test_decoded_bytes__are_what_the_allocator_says(tmp_path, name):
     """Decoding takes memory where the expert is computed, out of the same budget."""
-    model = serve(quantised(tmp_path, name), budget="100%")
-    with model.moecast:
+    with serving(quantised(tmp_path, name), budget="100%") as model:
         store = model.moecast.engine.store
         layout, slot = store.layouts[0], slot_with_expert(store)
         layout.weights(slot)

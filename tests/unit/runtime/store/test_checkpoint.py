@@ -14,7 +14,7 @@ from runtime.store.tensor_index import read_tensor_index
 from runtime.tools.doctor import check_files
 from tests.builders.models import changed
 from tests.builders.packed import read_expert
-from tests.builders.served import serve
+from tests.builders.served import serving
 
 
 @pytest.mark.parametrize("prefix", [b"", b"short", struct.pack("<Q", 2**60), b"\0" * 16])
@@ -29,8 +29,7 @@ def test_read_extents__no_header_is_refused(tmp_path, prefix):
 def test_store__an_error_names_the_expert_of_a_fused_tensor(tmp_path, folder):
     model = Qwen2MoeForCausalLM.from_pretrained(folder)
     model.save_pretrained(tmp_path / "fused", save_original_format=False)
-    served = serve(tmp_path / "fused")
-    with served.moecast:
+    with serving(tmp_path / "fused") as served:
         store = served.moecast.engine.store
         for file in (tmp_path / "fused").glob("*.safetensors"):
             os.truncate(file, 4096)

@@ -19,7 +19,7 @@ from tests.builders.memory import measure_allocated
 from tests.builders.models import read_weights
 from tests.builders.packed import pack_model, read_expert
 from tests.builders.quantised import rewrite
-from tests.builders.served import serve, serve_logits
+from tests.builders.served import serve_logits, serving
 
 FEW, MANY = (
     torch.randint(4, 90, (2, number), generator=torch.Generator().manual_seed(1))
@@ -128,8 +128,7 @@ def test_model__is_the_librarys_up_to_roundings_at_every_budget(checkpoint):
     plain = load_plain(plain_folder, dtype=torch.bfloat16)
     wanted, answers = logits_of(plain), []
     for budget in ("40%", "100%"):
-        model = serve(folder, budget=budget, dtype="bfloat16")
-        with model.moecast:
+        with serving(folder, budget=budget, dtype="bfloat16") as model:
             answers.append(logits_of(model))
             assert torch.equal(answers[-1], answers[0])
             assert torch.equal(answers[-1], logits_of(model))
@@ -244,16 +243,15 @@ def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path
     packed = pack_model(folder, tmp_path / "store")
     answers = []
     for options in ({}, {"budget": "100%"}, {"store": packed}, {"host_budget": "70%"}):
-        model = serve(folder, **{"budget": "40%", **options})
-        with model.moecast as handle:
+        with serving(folder, **{"budget": "40%", **options}) as model:
             answers.append(logits_of(model, MANY))
-            served = handle.engine.store.layouts  # packed, they keep the integers
+            served = model.moecast.engine.store.layouts  # packed, they keep the integers
             assert [name_format(layout) for layout in served] == formats
             if "budget" in options:  # only the one layer's experts take more
-                assert handle.engine.arenas[0].num_bytes == 8 * sum(
+                assert model.moecast.engine.arenas[0].num_bytes == 8 * sum(
                     layout.num_bytes for layout in store.layouts
                 )
-                assert handle.stats()["evictions"] == 0
+                assert model.moecast.stats()["evictions"] == 0
     assert all(torch.equal(answers[0], answer) for answer in answers[1:])
 
 

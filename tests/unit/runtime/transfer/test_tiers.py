@@ -13,7 +13,7 @@ from runtime.errors import TransferError
 from runtime.transfer import watched_loop
 from tests.builders.held_ring import HeldRing
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.served import serve, serve_with_rings, serve_with_transfers, settle
+from tests.builders.served import serve_with_rings, serve_with_transfers, serving, settle
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
@@ -30,8 +30,7 @@ TIERS = [
 def test_tiers__two_of_them_change_no_bit(tmp_path, budgets, dtype):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12, dtype=dtype)
     plain = plain_eager(folder)
-    model = serve(folder, budget=budgets[0], host_budget=budgets[1])
-    with model.moecast, torch.no_grad():
+    with serving(folder, budget=budgets[0], host_budget=budgets[1]) as model, torch.no_grad():
         for _ in range(3):
             assert torch.equal(model(TOKENS).logits, plain(TOKENS).logits)
         assert torch.equal(model.generate(TOKENS, **GREEDY), plain.generate(TOKENS, **GREEDY))

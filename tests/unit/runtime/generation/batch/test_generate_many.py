@@ -31,7 +31,7 @@ from runtime.profiling.local import Spans
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager
-from tests.builders.served import serve
+from tests.builders.served import serve, serving
 
 KLOTSKI = load_system("klotski")
 
@@ -82,8 +82,7 @@ def together(model, batches, *, n=3, caches=None, **options):
 
 
 def served_together(folder, batches, **options):
-    model = serve(folder, budget="25%", system=KLOTSKI)
-    with model.moecast:
+    with serving(folder, budget="25%", system=KLOTSKI) as model:
         return together(model, batches, **options)
 
 
@@ -104,8 +103,7 @@ def test_run_batches__logits_are_bitwise_those_of_each_batch_alone(tmp_path, nam
     torch_dtype, batches = getattr(torch, dtype), make_batches(prompts_of(7), 2)
     source = save_family(tmp_path / "model", FAMILIES[name], dtype=torch_dtype)
     expected = alone(load_plain(source, dtype=torch_dtype), batches)
-    model = serve(source, budget="60%", system=KLOTSKI, dtype=dtype)
-    with model.moecast:
+    with serving(source, budget="60%", system=KLOTSKI, dtype=dtype) as model:
         if dtype == "bfloat16":
             stream_dense_weights(model, StoreConfig(), with_gates=True)
         found, logits, ran = together(model, batches)
@@ -175,9 +173,8 @@ def test_run_batches__rows_end_at_the_end_token_and_are_reported(folder):
     for tokens, why in expected.values():
         assert (tokens[-1] == end) == (why == "stop")
         assert end not in tokens[:-1]
-    model = serve(folder, budget="25%")
-    model.generation_config.eos_token_id = [end]
-    with model.moecast:
+    with serving(folder, budget="25%") as model:
+        model.generation_config.eos_token_id = [end]
         found, *_ = together(model, batches)
     assert found == expected
 
@@ -233,8 +230,7 @@ def test_sinks__attention_is_to_the_first_tokens_and_the_last_only(folder):
 
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next"])
 def test_budgeted__is_refused_where_layers_keep_something_else(tmp_path, name):
-    model = serve(save_family(tmp_path / "model", FAMILIES[name]), budget="100%")
-    with model.moecast:
+    with serving(save_family(tmp_path / "model", FAMILIES[name]), budget="100%") as model:
         with pytest.raises(PlanError, match=r"kv_budget: .* leave kv_budget out"):
             budgeted_caches(model, KVCacheManager(None, None))
         with pytest.raises(PlanError, match=r"window: .* leave window out"):
@@ -245,10 +241,9 @@ def test_generate_many__gives_results_in_the_order_of_the_prompts(folder):
     prompts = prompts_of(8, seed=3)
     batches = make_batches([BatchPrompt(i, one.tokens, 5) for i, one in enumerate(prompts)], 3)
     expected, _ = alone(plain_eager(folder), batches)
-    model = serve(folder, budget="25%", system=KLOTSKI)
     ids, results = [list(one.tokens) for one in prompts], []
     options = {"batch_size": 3, "max_new_tokens": 5}
-    with model.moecast:
+    with serving(folder, budget="25%", system=KLOTSKI) as model:
         found = model.generate_many(ids, n=2, on_result=results.append, **options)
         assert model.generate_many([]) == []
         assert model.generate_many(ids, n=3, dense="stream", **options) == found
@@ -261,8 +256,7 @@ def test_generate_many__gives_results_in_the_order_of_the_prompts(folder):
 
 def test_generate_many__plans_by_itself(folder, monkeypatch, tmp_path):
     monkeypatch.setenv("MOECAST_CACHE", str(tmp_path))
-    model = serve(folder, budget="25%", system=KLOTSKI)
-    with model.moecast:
+    with serving(folder, budget="25%", system=KLOTSKI) as model:
         prompts = [list(one.tokens) for one in prompts_of(8)]
         found = generate_many(model, prompts, batch_size=2, max_new_tokens=3, kv_budget="1MiB")
         (known,) = (tmp_path / "measured").iterdir()
@@ -279,11 +273,11 @@ def test_costs__are_known_for_the_same_kernels_only(folder, monkeypatch, tmp_pat
     monkeypatch.setattr(cost_profile, "measure_costs", lambda *_: measured)
     (batch,) = make_batches(prompts_of(2), 2)
     kernels = {"dense_format": "int8", "exact": "grouped", "decode_kernels": "own"}
-    model = serve(folder, budget="100%")
-    with model.moecast as handle:
-        others = [replace(handle.config, **{key: value}) for key, value in kernels.items()]
-        for config in (handle.config, *others, replace(handle.config, decode_threads=1)):
-            handle.config = config
+    with serving(folder, budget="100%") as model:
+        own = model.moecast.config
+        others = [replace(own, **{key: value}) for key, value in kernels.items()]
+        for config in (own, *others, replace(own, decode_threads=1)):
+            model.moecast.config = config
             for is_known in (False, True):
                 found = cost_profile.load_or_measure(model, batch, store=StoreConfig())
                 assert found.was_known == is_known
@@ -324,8 +318,7 @@ FAILURES = [
 def test_run_batches__lack_of_disk_or_memory_drops_only_its_batch(folder, fail, kind, message):
     batches = make_batches(prompts_of(9), 3)
     expected, _ = alone(plain_eager(folder), batches)
-    model = serve(folder, budget="40%", system=SystemConfig(prefetch=False))
-    with model.moecast:
+    with serving(folder, budget="40%", system=SystemConfig(prefetch=False)) as model:
         found, _, ran = together(model, batches, caches=fail(model))
         ((batch, error),) = ran.failed
         assert isinstance(error, kind)
@@ -339,8 +332,7 @@ def test_run_batches__lack_of_disk_or_memory_drops_only_its_batch(folder, fail, 
 
 
 def test_generate_many__raises_what_has_failed(folder):
-    model = serve(folder, budget="40%")
-    with model.moecast:
+    with serving(folder, budget="40%") as model:
         fail_forward(model)
         with pytest.raises(StepMemoryError, match=r"^2 of 4 prompts failed: out of memory on cpu"):
             generate_many(model, [[5, 6], [7, 8], [9], [3]], n=2, batch_size=2, max_new_tokens=2)

@@ -19,7 +19,7 @@ from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog, small_spec
-from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers
+from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers, serving
 
 NUM_CLIENTS = NUM_ROWS + 1
 """More than one block has room for."""
@@ -94,8 +94,7 @@ def test_block__has_the_bits_of_copies_with_several_threads_too(tmp_path):
     torch.set_num_threads(2)
     set_shared_reference(plain)
     expected = [answer(plain, tokens, max_new_tokens=2) for tokens in prompts()[2:4]]
-    model = serve(folder, budget="100%", exact=Exact.SHARED)
-    with model.moecast, LockstepGroup(model) as group:
+    with serving(folder, budget="100%", exact=Exact.SHARED) as model, LockstepGroup(model) as group:
         ask = partial(answer, model, max_new_tokens=2)
         tasks = [group.start(partial(ask, tokens)) for tokens in prompts()[2:4]]
         run(group)
@@ -231,12 +230,10 @@ def test_sharing__falls_back_to_eager_and_says_why(tmp_path, caplog, name, reaso
 
 
 def test_check__keeps_to_the_largest_block_where_small_ones_have_other_bits(tmp_path):
-    model = serve(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED)
-
     def disturb(_module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
         return output * (1 + 1e-6) if output.shape[0] == SMALL_BLOCK_ROWS else output
 
-    with model.moecast:
+    with serving(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED) as model:
         assert model.moecast.block_heights == (SMALL_BLOCK_ROWS, NUM_ROWS)
         model.model.norm.register_forward_hook(disturb)
         assert choose_heights(model, None) == (NUM_ROWS,)
@@ -253,8 +250,7 @@ DEPENDENT_ROWS = [
 
 @pytest.mark.parametrize(("hook", "message"), DEPENDENT_ROWS)
 def test_check__notices_rows_that_depend_on_others_and_unknown_states(tmp_path, hook, message):
-    model = serve(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED)
-    with model.moecast:
+    with serving(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED) as model:
         assert find_row_dependence(model) is None
         model.model.norm.register_forward_hook(lambda _module, _args, output: hook(output))
         assert message in find_row_dependence(model)
