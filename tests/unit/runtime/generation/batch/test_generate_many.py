@@ -3,7 +3,6 @@
 import itertools
 import random
 import re
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -27,7 +26,6 @@ from runtime.generation.kv_offload import KVCacheManager
 from runtime.hf.kv import CacheSize
 from runtime.hf.loading import load_plain
 from runtime.presets import load_system
-from runtime.profiling.local import Spans
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager
@@ -110,34 +108,6 @@ def test_run_batches__logits_are_bitwise_those_of_each_batch_alone(tmp_path, nam
     assert (found, logits) == expected
     assert not ran.failed
     assert ran.num_tokens == sum(len(tokens) for tokens, _ in found.values())
-
-
-class Reads(Spans):
-    """How often each expert is brought within a step."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts, self.of_step = [], Counter()
-
-    def transferred(self, link, task, start, end, *, track):
-        self.of_step[task.expert] += 1
-
-    def step(self, num_tokens, start, end):
-        self.counts.append(self.of_step)
-        self.of_step = Counter()
-
-
-def test_run_batches__an_expert_is_read_once_for_the_whole_group(folder):
-    batches = make_batches(prompts_of(30), 3)
-    model = serve(folder, budget="50%", system=KLOTSKI)
-    heard = Reads()
-    with model.moecast:
-        model.moecast.engine.swap_timeline(heard)
-        together(model, batches, n=6)
-    assert max(max(one.values(), default=0) for one in heard.counts) == 1
-    # A quarter of the arena holds experts for good: only the first step fetches them.
-    first_layers = [sum(n for (layer, _), n in one.items() if layer == 0) for one in heard.counts]
-    assert first_layers[0] > first_layers[1]
 
 
 @pytest.mark.parametrize("n", [1, 5, 40])
