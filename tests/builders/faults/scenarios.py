@@ -17,7 +17,6 @@ from tests.builders.faults import workers
 from tests.builders.faults.bench import Bench
 from tests.builders.faults.disk import faulty_disk
 from tests.builders.faults.rules import Disk, Rule
-from tests.builders.faults.syscalls import CannotTraceError, injected
 from tests.builders.served import read_in_python
 
 Result = dict[str, Any]
@@ -37,21 +36,6 @@ def _ask(bench: Bench, model: PreTrainedModel) -> Result:
     stalled = model.moecast.stats()["stall_seconds"]
     outcome = bench.ask(model)
     return {"outcome": outcome, "stall_seconds": model.moecast.stats()["stall_seconds"] - stalled}
-
-
-def spoilt_system_calls(bench: Bench, *, mode: str, inject: str) -> Result:
-    """Requests before, while and after strace spoils this process's reads of the weights."""
-    with _serving(bench, mode) as (_, result, ask):
-        result["before"] = ask()
-        files = [file for file in bench.disk.rglob("*") if file.is_file()]
-        try:
-            with injected(inject, paths=files, log=bench.folder / "strace.log") as injection:
-                result["during"] = ask()
-        except CannotTraceError as error:
-            return {"skip": f"strace may not attach here: {error}"}
-        result["num_faults"] = injection.num_faults()
-        result["after"] = ask()
-    return result
 
 
 def spoilt_disk(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tests.builders.killing import in_a_child
 
-READS = "pread64,preadv,preadv2"
 PR_SET_PTRACER = 0x59616D61
 PR_SET_PTRACER_ANY = -1
 """Lets a child trace its parent where the kernel's Yama module would not."""
