@@ -4,14 +4,11 @@ import json
 import shlex
 from pathlib import Path
 
-import pytest
-
 from tests.builders.entries import tiny_entry, tiny_spec
-from tests.builders.zoos import Refused, publish, zoo
+from tests.builders.zoos import Refused, zoo
 from zoo.catalog import Zoo
 from zoo.load import find_entry
 from zoo.manifest import EntryManifest
-from zoo.storage import cache_storage
 
 
 def version(folder: Path, accuracy: float | None, **changes: object) -> EntryManifest:
@@ -94,24 +91,6 @@ def test_alias__is_pulled_with_its_version_and_works_offline(tmp_path: Path) -> 
     assert zoo("promote", f"tiny/stride@{first.digest}", "candidate", far, "max_drop=1") == 0
     assert zoo("pull", "tiny/stride@candidate", far) == 0
     assert find_entry("tiny/stride@candidate").manifest == first
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["tiny/strid", "production"], "unknown zoo entry 'tiny/strid'. Did you mean"),
-        (["tiny/stride@candidate", "production"], "unknown version of tiny/stride 'candidate'"),
-        (["tiny/stride", "latest"], "neither latest nor a digest"),
-        (["tiny/stride", "deadbeef"], "neither latest nor a digest"),
-        (["tiny/stride", "Stable"], "neither latest nor a digest"),
-        (["tiny/stride", "production", "max_drop=-1"], "must be at least 0"),
-    ],
-)
-def test_promote__wrong_use_is_one_line(arguments: list[str], message: str, refused: Refused):
-    publish(cache_storage())
-    error = refused("promote", *arguments)
-    assert message in error
-    assert error.count("\n") == 1
 
 
 def test_push__of_a_run_without_entries_says_so(tmp_path: Path, refused: Refused) -> None:

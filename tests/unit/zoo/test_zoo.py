@@ -58,31 +58,31 @@ def test_failed_write__lists_complete_entries_only(entry, tmp_path, monkeypatch)
         assert len(target.storage.names("blobs/sha256")) == len(blobs) + 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "lacks"),
-    [
-        ({"licence": " "}, "a licence"),
-        ({"metrics": {}}, "metrics on held-out requests"),
-        ({"metrics": {"held_out": {"accuracy": None}}}, "metrics on held-out requests"),
-        ({"trace_digest": None}, "the digest of its training trace"),
-    ],
-)
+MISSING_FIELDS = [
+    ({"licence": " "}, "a licence"),
+    ({"metrics": {}}, "metrics on held-out requests"),
+    ({"metrics": {"held_out": {"accuracy": None}}}, "metrics on held-out requests"),
+    ({"trace_digest": None}, "the digest of its training trace"),
+]
+
+
+@pytest.mark.parametrize(("changes", "lacks"), MISSING_FIELDS)
 def test_push__lists_missing_fields(changes, lacks, tmp_path, refused):
     tiny_entry(tmp_path / "e", **changes)
     assert f"it lacks {lacks}" in refused("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}")
     assert not (tmp_path / "zoo").exists()
 
 
-@pytest.mark.parametrize(
-    ("card", "lacks"),
-    [
-        (None, "a valid model card"),
-        (b"no front matter", "licence None"),
-        (b"---\nlicense: mit\n---\ntext", "licence 'mit'"),
-        (b"---\nlicense: apache-2.0\n---\n", "is empty"),
-        (b"---\n[: bad\n---\ntext", "is not a model card"),
-    ],
-)
+POOR_CARDS = [
+    (None, "a valid model card"),
+    (b"no front matter", "licence None"),
+    (b"---\nlicense: mit\n---\ntext", "licence 'mit'"),
+    (b"---\nlicense: apache-2.0\n---\n", "is empty"),
+    (b"---\n[: bad\n---\ntext", "is not a model card"),
+]
+
+
+@pytest.mark.parametrize(("card", "lacks"), POOR_CARDS)
 def test_push__refuses_a_poor_card(card: bytes | None, lacks: str, entry: Path) -> None:
     forge_card(entry, card)
     with pytest.raises(RefusedError, match=lacks):
@@ -110,26 +110,32 @@ def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None
         Zoo(FolderStorage(tmp_path)).read_index()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["show", "tiny/strid"], "Did you mean 'tiny/stride'"),
-        (["show", "nothing"], "unknown zoo entry 'nothing'"),
-        (["show", "nothing"], "moecast zoo pull NAME zoo=ADDRESS"),
-        (["show", "tiny/stride@00000000"], "unknown version of tiny/stride"),
-        (["pull", "tiny/stride", "zoo=nowhere"], "nowhere is not a zoo"),
-        (["pull", "tiny/stride", "zoo=https:///x"], "cannot be reached"),
-        (["pull", "tiny/stride", "zoo=hf://x"], "is not hf://OWNER/REPO"),
-        (["pull", "tiny/stride", "zoo=nope://x"], "use https://, s3:// or hf://"),
-        (["pull", "tiny/stride"], "no zoo to pull from"),
-        (["pull", "zoo=builtin"], "give one of name=NAME, all=true and locked=zoo.lock"),
-        (["pull", "zoo=builtin", "tiny/stride", "all=true"], "give one of name=NAME, all=true and"),
-        (["push", "nowhere", "zoo=https://x/zoo"], "is read-only"),
-        (["pull", "../x", "zoo=builtin"], "is not NAME"),
-        (["push", "nowhere"], "nowhere is not a zoo entry"),
-        (["push", "nowhere"], "`moecast train` writes entries"),
-    ],
-)
+ERRORS = [
+    (["show", "tiny/strid"], "Did you mean 'tiny/stride'"),
+    (["show", "nothing"], "unknown zoo entry 'nothing'"),
+    (["show", "nothing"], "moecast zoo pull NAME zoo=ADDRESS"),
+    (["show", "tiny/stride@00000000"], "unknown version of tiny/stride"),
+    (["pull", "tiny/stride", "zoo=nowhere"], "nowhere is not a zoo"),
+    (["pull", "tiny/stride", "zoo=https:///x"], "cannot be reached"),
+    (["pull", "tiny/stride", "zoo=hf://x"], "is not hf://OWNER/REPO"),
+    (["pull", "tiny/stride", "zoo=nope://x"], "use https://, s3:// or hf://"),
+    (["pull", "tiny/stride"], "no zoo to pull from"),
+    (["pull", "zoo=builtin"], "give one of name=NAME, all=true and locked=zoo.lock"),
+    (["pull", "zoo=builtin", "tiny/stride", "all=true"], "give one of name=NAME, all=true and"),
+    (["push", "nowhere", "zoo=https://x/zoo"], "is read-only"),
+    (["pull", "../x", "zoo=builtin"], "is not NAME"),
+    (["push", "nowhere"], "nowhere is not a zoo entry"),
+    (["push", "nowhere"], "`moecast train` writes entries"),
+    (["promote", "tiny/strid", "production"], "unknown zoo entry 'tiny/strid'. Did you mean"),
+    (["promote", "tiny/stride@candidate", "x"], "unknown version of tiny/stride 'candidate'"),
+    (["promote", "tiny/stride", "latest"], "neither latest nor a digest"),
+    (["promote", "tiny/stride", "deadbeef"], "neither latest nor a digest"),
+    (["promote", "tiny/stride", "Stable"], "neither latest nor a digest"),
+    (["promote", "tiny/stride", "production", "max_drop=-1"], "must be at least 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), ERRORS)
 def test_error__names_cause_and_next_step(arguments: list[str], message: str, refused: Refused):
     publish(cache_storage())
     error = refused(*arguments)
