@@ -34,17 +34,17 @@ def test_collect__says_what_it_will_write_and_what_it_made(tmp_path, capfd) -> N
     assert "5 prompts to record in 1 of 1 parts, at most" in said
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"data": "jsonll"}, "unknown data 'jsonll'. Did you mean 'jsonl'?"),
-        ({"data.path": "missing.jsonl"}, "missing.jsonl: no such file"),
-        ({"signals": "[gate_inputs]"}, "unknown signal 'gate_inputs'. Did you mean 'gate_input'"),
-        ({"data.chat": "true"}, "set data.chat=false"),
-        ({"data.fields": "[answer]"}, "it has prompt"),
-        ({"budget": "1KiB"}, "budget"),
-    ],
-)
+BAD_INPUT = [
+    ({"data": "jsonll"}, "unknown data 'jsonll'. Did you mean 'jsonl'?"),
+    ({"data.path": "missing.jsonl"}, "missing.jsonl: no such file"),
+    ({"signals": "[gate_inputs]"}, "unknown signal 'gate_inputs'. Did you mean 'gate_input'"),
+    ({"data.chat": "true"}, "set data.chat=false"),
+    ({"data.fields": "[answer]"}, "it has prompt"),
+    ({"budget": "1KiB"}, "budget"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), BAD_INPUT)
 def test_collect__bad_input_is_one_line_and_code_2(tmp_path, capfd, changed, message) -> None:
     recordable(tmp_path / "model")
     prompts_file(tmp_path / "prompts.jsonl", count=2)

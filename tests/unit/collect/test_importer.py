@@ -73,25 +73,25 @@ def test_import__prefill_is_one_step(tmp_path: Path) -> None:
     assert [step.tokens_T.tolist() for step in trace.steps()] == [[10, 11], [12]]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"layer": 0, "experts": [1]}, "line 7: 1 experts, earlier lines have 2"),
-        ({"layer": 0, "experts": [1, 1]}, "not 2 different ids"),
-        ({"layer": 0, "experts": [1, 2], "surprise": 1}, "surprise: .*Keys: layer, experts"),
-        ({"experts": [1, 2]}, "line 7: layer: Field required"),
-        ({"layer": 0, "experts": [1, 2], "phase": "after"}, "allowed are prefill, decode"),
-        ({**LOG[4], "position": 1}, "request 'b', position 1: expected each of the 2 layers"),
-        ({"request": "c", "layer": 1, "experts": [3, 2]}, "position 0: expected each"),
-        ({"layer": 10**9, "experts": [1]}, "line 7: layer"),
-        ({"layer": 0, "experts": [2**15]}, r"line 7: experts\.0"),
-        ({"layer": 0, "experts": [1], "token": 2**31}, "line 7: token"),
-        ({"layer": 0, "experts": [1], "position": 2**31}, "line 7: position"),
-        ({"layer": 0, "experts": [1], "weights": [float("nan")]}, r"line 7: weights\.0"),
-        ("[" * 100_000, "line 7"),
-        ('{"layer": ' + "1" * 5_000 + "}", "line 7"),
-    ],
-)
+BAD_LINES = [
+    ({"layer": 0, "experts": [1]}, "line 7: 1 experts, earlier lines have 2"),
+    ({"layer": 0, "experts": [1, 1]}, "not 2 different ids"),
+    ({"layer": 0, "experts": [1, 2], "surprise": 1}, "surprise: .*Keys: layer, experts"),
+    ({"experts": [1, 2]}, "line 7: layer: Field required"),
+    ({"layer": 0, "experts": [1, 2], "phase": "after"}, "allowed are prefill, decode"),
+    ({**LOG[4], "position": 1}, "request 'b', position 1: expected each of the 2 layers"),
+    ({"request": "c", "layer": 1, "experts": [3, 2]}, "position 0: expected each"),
+    ({"layer": 10**9, "experts": [1]}, "line 7: layer"),
+    ({"layer": 0, "experts": [2**15]}, r"line 7: experts\.0"),
+    ({"layer": 0, "experts": [1], "token": 2**31}, "line 7: token"),
+    ({"layer": 0, "experts": [1], "position": 2**31}, "line 7: position"),
+    ({"layer": 0, "experts": [1], "weights": [float("nan")]}, r"line 7: weights\.0"),
+    ("[" * 100_000, "line 7"),
+    ('{"layer": ' + "1" * 5_000 + "}", "line 7"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES)
 def test_import__bad_line_is_named(tmp_path: Path, line: dict | str, message: str) -> None:
     with pytest.raises(RoutingLogError, match=message):
         imported(tmp_path, [*LOG, line])
@@ -140,16 +140,16 @@ def test_import__reads_integers_as_data_frames_write_them(tmp_path: Path) -> Non
         assert trace.column("experts", 0)[:].tolist() == [[0], [1]]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (CSV.replace("expert", "expert_id"), "line 1: columns .*expected layer, expert"),
-        (CSV + "2, one, 1, 0.5, decode, a\n", "line 10: could not convert.*'one'"),
-        (CSV + "2, 1, 1.5, 0.5, decode, a\n", r"experts\.0: Input should be a valid integer"),
-        (CSV + "2, 1\n", "line 10: expected 6 columns"),
-        ("layer,expert\n0," + "1" * 200_000 + "\n", "is not CSV"),
-    ],
-)
+BAD_CSV = [
+    (CSV.replace("expert", "expert_id"), "line 1: columns .*expected layer, expert"),
+    (CSV + "2, one, 1, 0.5, decode, a\n", "line 10: could not convert.*'one'"),
+    (CSV + "2, 1, 1.5, 0.5, decode, a\n", r"experts\.0: Input should be a valid integer"),
+    (CSV + "2, 1\n", "line 10: expected 6 columns"),
+    ("layer,expert\n0," + "1" * 200_000 + "\n", "is not CSV"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_CSV)
 def test_import__bad_csv_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(RoutingLogError, match=message):
         imported(tmp_path, text, "log.csv")
@@ -171,21 +171,19 @@ def test_import__a_line_that_would_fill_the_memory_is_refused(name: str, tmp_pat
 
 
 LINE = {"layer": 0, "experts": [1]}
+TURNED = phased("prefill", "decode", "prefill")
+IMPOSSIBLE = {
+    "experts": (LOG, {"num_experts": 6}, "expert 6 with num_experts=6"),
+    "phases": (TURNED, {}, "'0', position 2: phase prefill after decode"),
+    "layers": ([{**LINE, "layer": layer} for layer in range(5000)], {}, r"log\.jsonl: num_layers"),
+    "negative size": ([LINE], {"hidden_size": -1}, r"log\.jsonl: hidden_size"),
+    "size": ([LINE], {"hidden_size": 2**24}, r"log\.jsonl: hidden_size"),
+    # The second token follows the last position that there is.
+    "positions": ([{**LINE, "position": 2**31 - 1}, LINE], {}, "position 2147483648 is above"),
+}
 
 
-@pytest.mark.parametrize(
-    ("lines", "config", "message"),
-    [
-        (LOG, {"num_experts": 6}, "expert 6 with num_experts=6"),
-        (phased("prefill", "decode", "prefill"), {}, "'0', position 2: phase prefill after decode"),
-        ([{**LINE, "layer": layer} for layer in range(5000)], {}, r"log\.jsonl: num_layers"),
-        ([LINE], {"hidden_size": -1}, r"log\.jsonl: hidden_size"),
-        ([LINE], {"hidden_size": 2**24}, r"log\.jsonl: hidden_size"),
-        # The second token follows the last position that there is.
-        ([{**LINE, "position": 2**31 - 1}, LINE], {}, "position 2147483648 is above"),
-    ],
-    ids=["experts", "phases", "layers", "negative size", "size", "positions"],
-)
+@pytest.mark.parametrize(("lines", "config", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 def test_import__what_no_trace_can_hold_is_refused(tmp_path: Path, lines, config, message) -> None:
     with pytest.raises(TraceError, match=message):
         imported(tmp_path, lines, **config)

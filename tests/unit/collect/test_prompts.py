@@ -79,46 +79,46 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("row", "fields", "expected"),
-    [
-        ({"instruction": "Add", "input": "1 and 2"}, ["instruction", "input"], "Add\n\n1 and 2"),
-        ({"instruction": "Sing", "input": ""}, ["instruction", "input"], "Sing"),
-        ({"conversations": TURNS}, ["conversations"], "lo"),
-        ({"conversation": [{"role": "user", "content": "hey"}]}, ["conversation"], "hey"),
-        ({"turns": ["first", "second"]}, ["turns"], "first"),
-        ({"conversation": []}, ["conversation"], ""),
-        ({"messages": [{"role": "user", "content": PARTS}]}, [], "look at this"),
-        ({"messages": [{"role": "user", "content": PARTS[1:2]}, USER]}, [], "hey"),
-        ({"messages": [{"role": "user", "content": None}, USER]}, [], "hey"),
-        ({"messages": [{"role": "user", "content": None}]}, [], ""),
-        ({"messages": [{"role": "user"}, {"role": "assistant", "content": "me"}]}, [], ""),
-        ({"messages": json.dumps([{"role": "user", "content": PARTS}])}, [], "look at this"),
-        ({"messages": "[a note] on bees"}, [], "[a note] on bees"),
-        ({"conversations": [{"from": "human", "value": "lo", "content": None}]}, [], "lo"),
-        ({"content": PARTS}, [], "look at this"),
-        ({"prompt": USER}, [], "hey"),
-        ({"prompt": None, "text": "there"}, [], "there"),
-        ({"prompt": float("nan"), "text": "there"}, [], "there"),
-        ({"prompt": None}, [], ""),
-        ({"tokens": None, "prompt": "there"}, [], "there"),
-        ({"tokens": [3.0, 1], "text": "there"}, [], (3, 1)),
-        ({"tokens": ["over", "there"], "text": "over there"}, [], "over there"),
-    ],
-)
+USERS_WORDS = [
+    ({"instruction": "Add", "input": "1 and 2"}, ["instruction", "input"], "Add\n\n1 and 2"),
+    ({"instruction": "Sing", "input": ""}, ["instruction", "input"], "Sing"),
+    ({"conversations": TURNS}, ["conversations"], "lo"),
+    ({"conversation": [{"role": "user", "content": "hey"}]}, ["conversation"], "hey"),
+    ({"turns": ["first", "second"]}, ["turns"], "first"),
+    ({"conversation": []}, ["conversation"], ""),
+    ({"messages": [{"role": "user", "content": PARTS}]}, [], "look at this"),
+    ({"messages": [{"role": "user", "content": PARTS[1:2]}, USER]}, [], "hey"),
+    ({"messages": [{"role": "user", "content": None}, USER]}, [], "hey"),
+    ({"messages": [{"role": "user", "content": None}]}, [], ""),
+    ({"messages": [{"role": "user"}, {"role": "assistant", "content": "me"}]}, [], ""),
+    ({"messages": json.dumps([{"role": "user", "content": PARTS}])}, [], "look at this"),
+    ({"messages": "[a note] on bees"}, [], "[a note] on bees"),
+    ({"conversations": [{"from": "human", "value": "lo", "content": None}]}, [], "lo"),
+    ({"content": PARTS}, [], "look at this"),
+    ({"prompt": USER}, [], "hey"),
+    ({"prompt": None, "text": "there"}, [], "there"),
+    ({"prompt": float("nan"), "text": "there"}, [], "there"),
+    ({"prompt": None}, [], ""),
+    ({"tokens": None, "prompt": "there"}, [], "there"),
+    ({"tokens": [3.0, 1], "text": "there"}, [], (3, 1)),
+    ({"tokens": ["over", "there"], "text": "over there"}, [], "over there"),
+]
+
+
+@pytest.mark.parametrize(("row", "fields", "expected"), USERS_WORDS)
 def test_extract_prompt__takes_the_users_words(row, fields, expected) -> None:
     assert extract_prompt(row, fields, Counter(), where="here") == expected
 
 
-@pytest.mark.parametrize(
-    ("row", "fields", "said"),
-    [
-        ({"text": 5}, [], ": .*a int is neither a text nor a list of parts"),
-        ({"text": "\ud800"}, [], ": .*surrogates not allowed"),
-        ("\ud800", [], ": .*surrogates not allowed"),
-        ({"id": 1, "prompt": "x"}, ["promt"], r".*has no promt; it has id, prompt.*data\.fields"),
-    ],
-)
+NO_TEXTS = [
+    ({"text": 5}, [], ": .*a int is neither a text nor a list of parts"),
+    ({"text": "\ud800"}, [], ": .*surrogates not allowed"),
+    ("\ud800", [], ": .*surrogates not allowed"),
+    ({"id": 1, "prompt": "x"}, ["promt"], r".*has no promt; it has id, prompt.*data\.fields"),
+]
+
+
+@pytest.mark.parametrize(("row", "fields", "said"), NO_TEXTS)
 def test_extract_prompt__what_is_no_text_names_the_record(row, fields, said) -> None:
     with pytest.raises(PromptError, match=f"^line 3{said}"):
         extract_prompt(row, fields, Counter(), where="line 3")

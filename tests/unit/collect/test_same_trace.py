@@ -61,14 +61,14 @@ def test_train__finds_what_collect_recorded(recorded, tmp_path: Path) -> None:
     assert find_trace(config, ROUTING_SIGNALS).digest == digest
 
 
-@pytest.mark.parametrize(
-    ("part", "changed"),
-    [
-        *(("settings", {name: 3}) for name in ("seed", "temperature", "new_tokens")),
-        ("data", {"num_prompts": 3}),
-        *(("model", one) for one in ({"dtype": "bfloat16"}, {"dense_format": DenseFormat.INT8})),
-    ],
-)
+OTHER_CONTENTS = [
+    *(("settings", {name: 3}) for name in ("seed", "temperature", "new_tokens")),
+    ("data", {"num_prompts": 3}),
+    *(("model", one) for one in ({"dtype": "bfloat16"}, {"dense_format": DenseFormat.INT8})),
+]
+
+
+@pytest.mark.parametrize(("part", "changed"), OTHER_CONTENTS)
 def test_find_same_trace__is_none_for_another_content(recorded, part: str, changed: dict) -> None:
     model, data, _ = recorded
     job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, recording_settings(data), "auto")

@@ -111,14 +111,14 @@ def test_trace__damage_is_refused_before_parsing(tmp_path, monkeypatch, suffix, 
     assert victim.name not in parsed
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ('"rows": 200', '"rows": 201', r"trace\.json is damaged"),
-        ("{", '{"surprise": 1, ', "surprise"),
-        ('"state.json"', '"../state.json"', "name"),
-    ],
-)
+ALTERED = [
+    ('"rows": 200', '"rows": 201', r"trace\.json is damaged"),
+    ("{", '{"surprise": 1, ', "surprise"),
+    ('"state.json"', '"../state.json"', "name"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "message"), ALTERED)
 def test_manifest__that_was_altered_is_refused(tmp_path, before, after, message) -> None:
     path = make_trace(tmp_path / "t").path / "trace.json"
     path.write_text(path.read_text().replace(before, after, 1))
@@ -189,23 +189,23 @@ def move_a_token(_arrays, requests):
     requests[1] = requests[1].model_copy(update={"prompt_tokens": 5, "generated_tokens": 5})
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (put("experts.01", 3, [0, 999]), r"row 33 \(request 3, position 3\), layer 1: .* 999; .*7"),
-        (put("experts.01", 9, [5, 5]), r"row 39 .*layer 1: experts has an id twice: \[5, 5\]"),
-        (put("gate_input.01", (4, 2), np.nan), r"row 34 .*layer 1: gate_input has nan"),
-        (put("gate_logits.00", (29, 0), -np.inf), r"row 59 .*layer 0: gate_logits has -inf"),
-        (put("request", 5, -1), r"row 35: request is -1, expected 3"),
-        (put("request", slice(20), np.repeat([4, 3], 10)), r"row 30: request is 4, expected 3"),
-        (put("position", 4, 3), r"row 34: position is 3, expected at least 4"),
-        (put("phase", 2, 5), r"row 32: phase is 5, expected 0"),
-        (move_a_token, r"row 36: phase is 1, expected 0"),
-        (put("token", 8, -2), r"row 38: token is -2, expected at least -1"),
-        (number_again, r"expected request 4 .* got 7|request is 4, expected"),
-        (count_more, r"has 30 rows, its requests have 4,611,.* tokens"),
-    ],
-)
+IMPOSSIBLE_VALUES = [
+    (put("experts.01", 3, [0, 999]), r"row 33 \(request 3, position 3\), layer 1: .* 999; .*7"),
+    (put("experts.01", 9, [5, 5]), r"row 39 .*layer 1: experts has an id twice: \[5, 5\]"),
+    (put("gate_input.01", (4, 2), np.nan), r"row 34 .*layer 1: gate_input has nan"),
+    (put("gate_logits.00", (29, 0), -np.inf), r"row 59 .*layer 0: gate_logits has -inf"),
+    (put("request", 5, -1), r"row 35: request is -1, expected 3"),
+    (put("request", slice(20), np.repeat([4, 3], 10)), r"row 30: request is 4, expected 3"),
+    (put("position", 4, 3), r"row 34: position is 3, expected at least 4"),
+    (put("phase", 2, 5), r"row 32: phase is 5, expected 0"),
+    (move_a_token, r"row 36: phase is 1, expected 0"),
+    (put("token", 8, -2), r"row 38: token is -2, expected at least -1"),
+    (number_again, r"expected request 4 .* got 7|request is 4, expected"),
+    (count_more, r"has 30 rows, its requests have 4,611,.* tokens"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), IMPOSSIBLE_VALUES)
 def test_trace__impossible_values_name_row_and_layer(tmp_path: Path, change, message: str) -> None:
     make_trace(tmp_path / "t", **SMALL)
     forge_shard(tmp_path / "t", change, shard=1)
@@ -237,15 +237,15 @@ def test_trace__has_each_shard_once_and_in_order(tmp_path: Path) -> None:
         Trace.open(folder)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"num_layers": 10**9}, "num_layers"),
-        ({"top_k": 9}, "top_k is 9, the model has 8 experts"),
-        ({"hidden_size": 0}, "layer_input with hidden_size 0"),
-        ({"hidden_size": 15}, "columns or rows differ"),
-    ],
-)
+IMPOSSIBLE_MODELS = [
+    ({"num_layers": 10**9}, "num_layers"),
+    ({"top_k": 9}, "top_k is 9, the model has 8 experts"),
+    ({"hidden_size": 0}, "layer_input with hidden_size 0"),
+    ({"hidden_size": 15}, "columns or rows differ"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), IMPOSSIBLE_MODELS)
 def test_trace__of_an_impossible_model_is_refused(tmp_path: Path, changed, message: str) -> None:
     folder = make_trace(tmp_path / "t", **SMALL).path
     plan = read_manifest(folder).plan

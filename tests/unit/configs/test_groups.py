@@ -45,9 +45,10 @@ def test_second_group__has_its_own_choice_and_options() -> None:
     assert config.other_hardware == config.hardware
 
 
-@pytest.mark.parametrize(
-    "argument", ["predictor.options={capacity: 7}", "predictor.options.capacity=7"]
-)
+DICTIONARIES = ["predictor.options={capacity: 7}", "predictor.options.capacity=7"]
+
+
+@pytest.mark.parametrize("argument", DICTIONARIES)
 def test_dictionary__takes_any_key_without_a_plus(argument: str) -> None:
     config, _ = compose_typed(TrainConfig, ["predictor=eam-request", argument])
     assert config.predictor.options == {"capacity": 7}

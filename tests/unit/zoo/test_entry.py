@@ -37,9 +37,10 @@ def test_entry__gives_back_what_was_written(tmp_path: Path) -> None:
     entry.verify()
 
 
-@pytest.mark.parametrize(
-    "data", [b"{", b"[1]", b"\xff", b"[" * 100_000], ids=["cut", "list", "bytes", "deep"]
-)
+NO_TABLES = {"cut": b"{", "list": b"[1]", "bytes": b"\xff", "deep": b"[" * 100_000}
+
+
+@pytest.mark.parametrize("data", NO_TABLES.values(), ids=NO_TABLES)
 def test_metrics__that_are_no_table_are_an_error_of_the_zoo(tmp_path: Path, data: bytes) -> None:
     """Loading a predictor reads them, and anyone may have written them."""
     manifest = tiny_entry(tmp_path / "e")
@@ -119,18 +120,18 @@ def test_load__another_dtype_is_the_same_model(tmp_path: Path, caplog: pytest.Lo
     assert "float32 states, held-out accuracy 0.900; the model computes in bfloat16" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("surprise", 1, "surprise: Extra inputs are not permitted"),
-        ("format_version", 2, "format_version: Input should be 1"),
-        ("name", "../x", "name: String should match"),
-        ("trace_digest", "abc", "trace_digest: String should match"),
-        ("files", {"../x.json": {"sha256": "a" * 64, "size": 1}}, "is not allowed"),
-        ("files", {"x.pkl": {"sha256": "a" * 64, "size": 1}}, "an entry has only"),
-        ("files", {"x.onnx": {"sha256": "a" * 64, "size": 65 << 20}}, "over 67,108,864"),
-    ],
-)
+REFUSED_FIELDS = [
+    ("surprise", 1, "surprise: Extra inputs are not permitted"),
+    ("format_version", 2, "format_version: Input should be 1"),
+    ("name", "../x", "name: String should match"),
+    ("trace_digest", "abc", "trace_digest: String should match"),
+    ("files", {"../x.json": {"sha256": "a" * 64, "size": 1}}, "is not allowed"),
+    ("files", {"x.pkl": {"sha256": "a" * 64, "size": 1}}, "an entry has only"),
+    ("files", {"x.onnx": {"sha256": "a" * 64, "size": 65 << 20}}, "over 67,108,864"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), REFUSED_FIELDS)
 def test_manifest__refuses(key: str, value: object, message: str, entry: Path) -> None:
     content = json.loads((entry / "manifest.json").read_text()) | {key: value}
     with pytest.raises(ZooError, match=message):
@@ -215,10 +216,10 @@ def test_path__outside_the_entry_is_refused(path: str) -> None:
         check_path(path)
 
 
-@pytest.mark.parametrize(
-    ("linked", "read"),
-    [("metrics.json", "metrics.json"), ("predictors", "predictors/layer-00.onnx")],
-)
+LINKS = [("metrics.json", "metrics.json"), ("predictors", "predictors/layer-00.onnx")]
+
+
+@pytest.mark.parametrize(("linked", "read"), LINKS)
 def test_link__is_refused_though_its_bytes_are_right(linked: str, read: str, entry: Path) -> None:
     outside = (entry / linked).rename(entry.parent / "outside")
     (entry / linked).symlink_to(outside)

@@ -129,16 +129,16 @@ def test_conflict__without_end_is_reported(entries: list[ZooEntry]) -> None:
     assert bucket.objects[f"bucket/zoo/{INDEX}"] == before
 
 
-@pytest.mark.parametrize(
-    ("code", "advice"),
-    [
-        ("ExpiredToken", "your credentials have expired: log in again"),
-        ("InvalidAccessKeyId", "the store does not know these credentials"),
-        ("RequestTimeTooSkewed", "the clock of this machine is off"),
-        ("SlowDown", "the store takes no more requests"),
-        ("Other", "check the address, the network and your credentials"),
-    ],
-)
+REMEDIES = [
+    ("ExpiredToken", "your credentials have expired: log in again"),
+    ("InvalidAccessKeyId", "the store does not know these credentials"),
+    ("RequestTimeTooSkewed", "the clock of this machine is off"),
+    ("SlowDown", "the store takes no more requests"),
+    ("Other", "check the address, the network and your credentials"),
+]
+
+
+@pytest.mark.parametrize(("code", "advice"), REMEDIES)
 def test_refusal__names_the_remedy_even_if_the_answer_has_no_body(code: str, advice: str) -> None:
     storage = BucketStorage(Bucket(refuses={"info": "403", "ls": code}))
     with pytest.raises(UnreachableError, match=rf"zoo/index\.json .*\({code}\).*; {advice}"):

@@ -11,9 +11,10 @@ from collect.launch.slurm import SlurmJobState, SlurmStates, outside_jobs
 JOBS = ["7_0", "7_1", "7_2"]
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "shown"), [("0", "0:0"), ("256", "1:0"), ("9", "0:9"), ("137:0", "137:0")]
-)
+EXIT_CODES = [("0", "0:0"), ("256", "1:0"), ("9", "0:9"), ("137:0", "137:0")]
+
+
+@pytest.mark.parametrize(("exit_code", "shown"), EXIT_CODES)
 def test_state__shows_exit_code_and_signal(exit_code: str, shown: str) -> None:
     line = f"7_1   |FAILED  |{exit_code}   |node3 |NonZeroExitCode |"
     state = SlurmJobState.parse(line)
