@@ -44,6 +44,11 @@ class SignalLog(Predictor):
         return self._keep(layer, experts=experts_TK, logits=logits_TE)
 
 
+def token_step(*experts: int) -> np.ndarray:
+    """One token: its expert at each layer."""
+    return np.array(experts)[:, None, None]
+
+
 def serve(
     predictor: Predictor,
     chosen_LTK: np.ndarray,

@@ -5,7 +5,6 @@ import pytest
 
 from predictors.baselines import DependencyPredictor
 from predictors.correlation import CorrelationPredictor
-from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec
 
 SPEC = small_spec(num_layers=2, num_experts=3, top_k=2)
@@ -70,20 +69,6 @@ def test_no_choice__has_no_tendency() -> None:
     predictor = CorrelationPredictor(SPEC, pairs(), USES)
     found = serve(predictor, step([0, 3], [3, 1]))[0][1]
     np.testing.assert_allclose(found.scores_TE, np.array([[4, 3, 1]]) / 4 / 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"hot": 4}, "hot=4: the model has 3"),
-        ({"prior_tokens": 0}, "=0"),
-        ({"least": 0.0}, "least=0.0"),
-        ({"least": 0.5, "hot": 1}, "hot=1: one"),
-    ],
-)
-def test_options__are_checked(options: dict, named: str) -> None:
-    with pytest.raises(PredictorError, match=named):
-        CorrelationPredictor(SPEC, pairs(), USES, **options)
 
 
 def test_dependency__forecasts_every_expert_of_the_next_layer() -> None:

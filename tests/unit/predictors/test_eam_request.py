@@ -5,7 +5,7 @@ import pytest
 
 from predictors.eam.request import EamRequestPredictor
 from predictors.errors import PredictorError
-from tests.builders.predictors import serve, small_spec
+from tests.builders.predictors import serve, small_spec, token_step
 
 STORED = np.array(
     [
@@ -18,13 +18,8 @@ STORED = np.array(
 SPEC = small_spec(num_experts=3)
 
 
-def step(*experts: int) -> np.ndarray:
-    """One token: its expert at each layer."""
-    return np.array(experts)[:, None, None]
-
-
 def test_forecasts__are_the_normalised_sums_of_the_matches() -> None:
-    after_first = serve(EamRequestPredictor(SPEC, STORED, matches=2), step(0, 1, 1))[0]
+    after_first = serve(EamRequestPredictor(SPEC, STORED, matches=2), token_step(0, 1, 1))[0]
     # Expert 0 at layer 0: the first two match. Cells summed: (0, 12, 4) and (1, 8, 7).
     for layer, cells in ((1, [0, 12, 4]), (2, [1, 8, 7])):
         np.testing.assert_allclose(after_first[layer].scores_TE, [np.array(cells) / 16])
@@ -47,9 +42,9 @@ def test_match__is_the_cosine_of_the_flattened_rows_known_so_far() -> None:
 
 def test_iteration__restarts_with_each_step() -> None:
     predictor = EamRequestPredictor(SPEC, STORED, matches=1)
-    first = serve(predictor, step(0, 1, 1))[0]
-    serve(predictor, step(2, 0, 0))
-    again = serve(predictor, step(0, 1, 1))[0]
+    first = serve(predictor, token_step(0, 1, 1))[0]
+    serve(predictor, token_step(2, 0, 0))
+    again = serve(predictor, token_step(0, 1, 1))[0]
     np.testing.assert_array_equal(first[1].scores_TE, again[1].scores_TE)
 
 
@@ -73,11 +68,11 @@ def test_ended_request__is_stored_as_prefill_and_decode() -> None:
     predictor = EamRequestPredictor.empty(SPEC, capacity=4, idle_steps=2)
     prompt = np.array([[[0], [1]], [[2], [2]], [[1], [0]]])
     serve(predictor, prompt, [1, 1])
-    serve(predictor, step(0, 1, 2), [1])
-    serve(predictor, step(0, 1, 1), [1])
+    serve(predictor, token_step(0, 1, 2), [1])
+    serve(predictor, token_step(0, 1, 1), [1])
     assert predictor.collection.size == 0
     for _ in range(2):
-        serve(predictor, step(2, 2, 2), [2])
+        serve(predictor, token_step(2, 2, 2), [2])
     assert predictor.collection.counts.tolist() == [
         [[1, 1, 0], [0, 0, 2], [1, 1, 0]],
         [[2, 0, 0], [0, 2, 0], [0, 1, 1]],
@@ -87,13 +82,10 @@ def test_ended_request__is_stored_as_prefill_and_decode() -> None:
 def test_frozen__stores_nothing() -> None:
     predictor = EamRequestPredictor.empty(SPEC, idle_steps=1, learning=False)
     for request in range(5):
-        serve(predictor, step(0, 1, 2), [request])
+        serve(predictor, token_step(0, 1, 2), [request])
     assert predictor.collection.size == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "named"), [({"capacity": 2}, "capacity=2 and 3"), ({"matches": 0}, "matches=0")]
-)
-def test_options__are_checked(options: dict, named: str) -> None:
-    with pytest.raises(PredictorError, match=named):
-        EamRequestPredictor(SPEC, STORED, **options)
+def test_capacity__must_not_be_below_the_matrices() -> None:
+    with pytest.raises(PredictorError, match="capacity=2 and 3"):
+        EamRequestPredictor(SPEC, STORED, capacity=2)

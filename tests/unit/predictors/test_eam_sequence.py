@@ -6,7 +6,7 @@ import pytest
 from predictors.eam.collection import normalize_rows
 from predictors.eam.sequence import EPSILON, REBUILD_STEPS, EamSequencePredictor
 from predictors.errors import PredictorError
-from tests.builders.predictors import serve, small_spec
+from tests.builders.predictors import serve, small_spec, token_step
 
 STORED = np.array(
     [[[8, 0, 0, 0], [6, 2, 0, 0], [0, 0, 4, 4]], [[0, 8, 0, 0], [0, 0, 1, 7], [5, 3, 0, 0]]],
@@ -15,13 +15,8 @@ STORED = np.array(
 """Two sequences of 8 tokens, top-1, three layers of four experts."""
 
 
-def step(*experts: int) -> np.ndarray:
-    """One token: its expert at each layer."""
-    return np.array(experts)[:, None, None]
-
-
 def test_forecasts__are_the_nearest_matrixs_ratios() -> None:
-    answers = serve(EamSequencePredictor(small_spec(), STORED), step(1, 3, 0))
+    answers = serve(EamSequencePredictor(small_spec(), STORED), token_step(1, 3, 0))
     # Expert 1 at layer 0: only the second matrix has used it.
     for layer in (1, 2):
         ratios = STORED[1, layer] / 8
@@ -78,8 +73,8 @@ def test_similarity__is_one_minus_equation_1() -> None:
 
 def test_begin_step__forecasts_a_running_sequence_from_layer_0() -> None:
     predictor = EamSequencePredictor(small_spec(), STORED)
-    assert serve(predictor, step(1, 3, 0))[-1] == {}
-    again = serve(predictor, step(1, 3, 0))[-1]
+    assert serve(predictor, token_step(1, 3, 0))[-1] == {}
+    again = serve(predictor, token_step(1, 3, 0))[-1]
     assert sorted(again) == [0, 1, 2]
     assert again[0].scores_TE.tolist() == [[0, 1, 0, 0]]
 
@@ -108,11 +103,13 @@ def test_drift__rebuilds_the_collection_from_bad_forecasts() -> None:
     # Always experts 2, 1, 1: forecast 0 right of what its own matrix gets right every time.
     for request in range(4):
         for _ in range(3):
-            serve(predictor, step(2, 1, 1), [request])
-    assert serve(predictor, step(2, 1, 1), [98])[0][1].chosen_TK(1).tolist() != [[1]], "not yet"
+            serve(predictor, token_step(2, 1, 1), [request])
+    assert serve(predictor, token_step(2, 1, 1), [98])[0][1].chosen_TK(1).tolist() != [[1]], (
+        "not yet"
+    )
     for _ in range(REBUILD_STEPS):
-        serve(predictor, step(2, 1, 1), [98])
-    found = serve(predictor, step(2, 1, 1), [99])[0]
+        serve(predictor, token_step(2, 1, 1), [98])
+    found = serve(predictor, token_step(2, 1, 1), [99])[0]
     assert [found[layer].chosen_TK(1).tolist() for layer in (1, 2)] == [[[1]]] * 2
 
 
@@ -125,7 +122,7 @@ def test_drift__clusters_the_whole_data_set_again() -> None:
     )
     for served in (predictor, again):
         for request in range(REBUILD_STEPS + 2):
-            serve(served, step(3, 2, 2), [request])
+            serve(served, token_step(3, 2, 2), [request])
         kept = served.collection.counts[:, 0].argmax(axis=1)
         assert len(set(kept.tolist())) == 2
         assert (served.collection.counts[:, 2, 2] > 0).all(), "of the data set, none of STORED"
@@ -134,22 +131,22 @@ def test_drift__clusters_the_whole_data_set_again() -> None:
 def test_drift__keeps_the_collection_while_forecasts_are_good() -> None:
     predictor = drifting()
     for request in range(4):
-        serve(predictor, step(1, 3, 0), [request])
+        serve(predictor, token_step(1, 3, 0), [request])
     assert np.array_equal(predictor.collection.counts, STORED)
 
 
 def test_cold_start__fills_from_the_sequences_that_end() -> None:
     predictor = EamSequencePredictor.empty(small_spec(), capacity=2, idle_steps=1)
-    assert serve(predictor, step(1, 3, 0), [0])[0] == {}
-    serve(predictor, step(0, 0, 2), [1])
-    found = serve(predictor, step(1, 0, 0), [2])[0]
+    assert serve(predictor, token_step(1, 3, 0), [0])[0] == {}
+    serve(predictor, token_step(0, 0, 2), [1])
+    found = serve(predictor, token_step(1, 0, 0), [2])[0]
     assert found[1].chosen_TK(1).tolist() == [[3]]
 
 
 def test_frozen__learns_nothing() -> None:
     predictor = EamSequencePredictor.empty(small_spec(), idle_steps=1, learning=False)
     for request in range(5):
-        assert not any(serve(predictor, step(1, 3, 0), [request]).values())
+        assert not any(serve(predictor, token_step(1, 3, 0), [request]).values())
 
 
 def test_capacity__must_not_be_below_the_matrices() -> None:

@@ -1,14 +1,12 @@
 """Learned predictors at run time, with networks whose answer is known."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from predictors.errors import PredictorError
 from predictors.learned import MlpPredictor, StridePredictor, graph_path
 from predictors.registry import load_from_files
+from tests.builders.processes import run_python
 from tests.builders.traces import make_spec
 from train.export import network_graph
 
@@ -67,7 +65,5 @@ def test_learned__refuses_missing_networks_and_another_horizon() -> None:
 
 
 def test_registry__imports_neither_torch_nor_onnxruntime() -> None:
-    check = (
-        "import sys, predictors.registry; assert not {'torch', 'onnxruntime'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", check], check=True)
+    slow = "{'torch', 'onnxruntime'}"
+    run_python("-c", f"import sys, predictors.registry; assert not {slow} & set(sys.modules)")

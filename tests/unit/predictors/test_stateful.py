@@ -163,26 +163,43 @@ def test_consecutive_forecasts__are_those_of_each_layer() -> None:
 SMALL = small_spec()
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("skip", {"horizon": [1]}, "skip: horizon=[1]: must be a valid integer"),
-        ("skip", {"horizon": True}, "skip: horizon=True: must be a number"),
-        ("skip", {"horizon": 2**64}, "skip: horizon=18446744073709551616: must fit in 64 bits"),
-        ("skip", {"horizon": 0.5}, "skip: horizon=0.5: must be a valid integer"),
-        ("popularity", {"ahead": {}}, "popularity: ahead={}: must be a valid integer"),
-        ("correlation", {"least": float("nan")}, "least=nan: must be a finite number"),
-        ("eam-sequence", {"rebuild_after": 0}, "rebuild_after=0: at least 1"),
-        ("eam-sequence", {"seed": -1}, "no eam-sequence predictor can be made of these files and"),
-        ("eam-sequence", {"capacity": 2**40}, "Unable to allocate"),
-        ("residual", {"decays": [0.5]}, "no residual predictor can be made"),
-    ],
-)
+WRONG_OPTIONS = [
+    ("skip", {"horizon": [1]}, "skip: horizon=[1]: must be a valid integer"),
+    ("skip", {"horizon": True}, "skip: horizon=True: must be a number"),
+    ("skip", {"horizon": 2**64}, "skip: horizon=18446744073709551616: must fit in 64 bits"),
+    ("skip", {"horizon": 0.5}, "skip: horizon=0.5: must be a valid integer"),
+    ("popularity", {"ahead": {}}, "popularity: ahead={}: must be a valid integer"),
+    ("correlation", {"least": float("nan")}, "least=nan: must be a finite number"),
+    ("eam-sequence", {"rebuild_after": 0}, "rebuild_after=0: at least 1"),
+    ("eam-sequence", {"seed": -1}, "no eam-sequence predictor can be made of these files and"),
+    ("eam-sequence", {"capacity": 2**40}, "Unable to allocate"),
+    ("residual", {"decays": [0.5]}, "no residual predictor can be made"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), WRONG_OPTIONS)
 def test_load__names_the_option(kind: str, options: Mapping[str, Any], message: str) -> None:
     files = {} if kind == "residual" else KINDS[kind].empty(SMALL).files()
     with pytest.raises(MoecastError) as error:
         load_from_files(kind, SMALL, files=files, options=options)
     assert message in str(error.value)
+
+
+OUT_OF_RANGE = [
+    ("skip", {"horizon": 3}, "skip with horizon 3: the model has 3 layers"),
+    ("popularity", {"ahead": 0}, "ahead=0"),
+    ("correlation", {"hot": 5}, "hot=5: the model has 4"),
+    ("correlation", {"prior_tokens": 0}, "=0"),
+    ("correlation", {"least": 0.0}, "least=0.0"),
+    ("correlation", {"least": 0.5, "hot": 1}, "hot=1: one"),
+    ("eam-request", {"matches": 0}, "matches=0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), OUT_OF_RANGE)
+def test_load__refuses_options_out_of_range(kind: str, options: dict, message: str) -> None:
+    with pytest.raises(PredictorError, match=message):
+        load_from_files(kind, SMALL, files=KINDS[kind].empty(SMALL).files(), options=options)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -203,41 +203,40 @@ def test_networks__run_in_several_threads_at_once() -> None:
             assert all(map(np.array_equal, results, expected))
 
 
-@pytest.mark.parametrize(
-    "hidden",
-    [
-        draw(2, NUM_INPUTS + 1),
-        draw(2, NUM_INPUTS).astype(np.float64),
-        np.asfortranarray(draw(2, NUM_INPUTS)),
-        (draw(2, NUM_INPUTS - 1), draw(2, 2)),
-        (draw(2, NUM_INPUTS - 1),),
-        (draw(2, NUM_INPUTS - 1), draw(1, 1)),
-    ],
-    ids=["wide", "float64", "columns first", "wide parts", "a part missing", "rows missing"],
-)
+OTHER_ARRAYS = {
+    "wide": draw(2, NUM_INPUTS + 1),
+    "float64": draw(2, NUM_INPUTS).astype(np.float64),
+    "columns first": np.asfortranarray(draw(2, NUM_INPUTS)),
+    "wide parts": (draw(2, NUM_INPUTS - 1), draw(2, 2)),
+    "a part missing": (draw(2, NUM_INPUTS - 1),),
+    "rows missing": (draw(2, NUM_INPUTS - 1), draw(1, 1)),
+}
+
+
+@pytest.mark.parametrize("hidden", OTHER_ARRAYS.values(), ids=OTHER_ARRAYS)
 def test_run__refuses_other_arrays(hidden: np.ndarray | tuple[np.ndarray, ...]) -> None:
     network = Network(make_network_graph())
     with pytest.raises((ValueError, BufferError)):
         network.run(["scores"], {"hidden": hidden})
 
 
-@pytest.mark.parametrize(
-    ("buffers", "operation"),
-    [
-        (((-1, 0, 4), (-1, 0, 3)), (3, 1, 0, -1, 0, None, None, None)),
-        (((-1, 0, 4), (0, 3, 2)), (3, 1, 0, -1, 0, None, None, None)),
-        (((-1, 0, 4), (5, 0, 4)), (3, 1, 0, -1, 0, None, None, None)),
-        (((-1, 0, 4), (-1, 0, 4)), (3, 2, 0, -1, 0, None, None, None)),
-        (((-1, 0, 4), (-1, 0, 4)), (3, 1, -1, -1, 0, None, None, None)),
-        (((-1, 0, 4), (-1, 0, 4)), (2, 1, 0, -1, 0, None, None, None)),
-        (((-1, 0, 4), (-1, 0, 4)), (0, 1, 0, -1, 0, None, None, None)),
-        (((-1, 0, 4), (-1, 0, 4)), (0, 1, 0, -1, 0, draw(3), None, None)),
-        (((-1, 0, 4), (-1, 0, 4)), (4, 1, 0, -1, 3, None, None, None)),
-        (((-1, 0, 4), (-1, 0, 4)), (7, 1, 0, -1, 0, None, None, None)),
-        (((-1, 0, 4), (-1, 0, 2)), (6, 1, 0, -1, 0, None, draw(2, 3), None)),
-        (((-1, 0, 4), (-1, 0, 2)), (6, 1, 0, -1, 0, None, draw(2, 4), draw(2))),
-    ],
-)
+MISFITS = [
+    (((-1, 0, 4), (-1, 0, 3)), (3, 1, 0, -1, 0, None, None, None)),
+    (((-1, 0, 4), (0, 3, 2)), (3, 1, 0, -1, 0, None, None, None)),
+    (((-1, 0, 4), (5, 0, 4)), (3, 1, 0, -1, 0, None, None, None)),
+    (((-1, 0, 4), (-1, 0, 4)), (3, 2, 0, -1, 0, None, None, None)),
+    (((-1, 0, 4), (-1, 0, 4)), (3, 1, -1, -1, 0, None, None, None)),
+    (((-1, 0, 4), (-1, 0, 4)), (2, 1, 0, -1, 0, None, None, None)),
+    (((-1, 0, 4), (-1, 0, 4)), (0, 1, 0, -1, 0, None, None, None)),
+    (((-1, 0, 4), (-1, 0, 4)), (0, 1, 0, -1, 0, draw(3), None, None)),
+    (((-1, 0, 4), (-1, 0, 4)), (4, 1, 0, -1, 3, None, None, None)),
+    (((-1, 0, 4), (-1, 0, 4)), (7, 1, 0, -1, 0, None, None, None)),
+    (((-1, 0, 4), (-1, 0, 2)), (6, 1, 0, -1, 0, None, draw(2, 3), None)),
+    (((-1, 0, 4), (-1, 0, 2)), (6, 1, 0, -1, 0, None, draw(2, 4), draw(2))),
+]
+
+
+@pytest.mark.parametrize(("buffers", "operation"), MISFITS)
 def test_program__refuses_operations_that_do_not_fit(buffers, operation):
     with pytest.raises(ValueError):  # noqa: PT011 - several messages
         kernels.Program(buffers, (operation,), (0,), (1,))
