@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from benchmarks import random_model
@@ -23,6 +23,7 @@ from benchmarks.environments import BuildFailed, SourceBuild, edit_source
 from benchmarks.peers import rows, run
 from benchmarks.peers.config import PeersConfig
 from benchmarks.peers.fused import write_fused
+from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.limit import BLOCK, CachedFile, MemoryLimiter
 from benchmarks.peers.peers import WORKERS
 from benchmarks.peers.read_ahead import check_settable, read_ahead, setting_file
@@ -32,7 +33,7 @@ from benchmarks.process import ProcessFailed
 from benchmarks.reports import Document
 from benchmarks.tables.peers import describe_part
 from predictors.errors import MoecastError
-from tests.builders.models import tiny_qwen2_moe
+from tests.builders.models import read_weights, tiny_qwen2_moe
 
 LAYERS, EXPERTS = 2, 6
 
@@ -42,17 +43,10 @@ def checkpoint(tmp_path: Path) -> Path:
     return tiny_qwen2_moe(tmp_path / "model", num_layers=LAYERS, num_experts=EXPERTS)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    every: dict[str, torch.Tensor] = {}
-    for path in folder.glob("*.safetensors"):
-        every |= load_file(path)
-    return every
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused__holds_the_same_values_with_gate_before_up(checkpoint, tmp_path, dtype):
     write_fused(checkpoint, tmp_path / "fused", dtype)
-    ours, theirs = weights(tmp_path / "fused"), weights(checkpoint)
+    ours, theirs = read_weights(tmp_path / "fused"), read_weights(checkpoint)
     stem = "model.layers.1.mlp.experts"
     for expert in range(EXPERTS):
         gate, up, down = (
@@ -84,24 +78,17 @@ def add_tokenizer(folder: Path) -> dict[str, Any]:
     return config
 
 
-@pytest.fixture
-def gguf() -> Any:
-    return pytest.importorskip("gguf", reason="pip install 'moecast[dev]' includes gguf")
-
-
-def read_written(gguf: Any, checkpoint: Path, file: Path, *dtype: torch.dtype) -> Any:
+def read_written(checkpoint: Path, file: Path, *dtype: torch.dtype) -> gguf.GGUFReader:
     """Writes the checkpoint as a GGUF file; returns what gguf reads."""
-    from benchmarks.peers.gguf_file import write_gguf
-
     write_gguf(checkpoint, file, *dtype)
     return gguf.GGUFReader(file)
 
 
-def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(gguf, checkpoint, tmp_path):
+def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(checkpoint, tmp_path):
     config = add_tokenizer(checkpoint)
-    reader = read_written(gguf, checkpoint, tmp_path / "model.gguf")
+    reader = read_written(checkpoint, tmp_path / "model.gguf")
     found = {tensor.name: tensor.data for tensor in reader.tensors}
-    theirs = {key: value.float().numpy() for key, value in weights(checkpoint).items()}
+    theirs = {key: value.float().numpy() for key, value in read_weights(checkpoint).items()}
     stem = "model.layers.1.mlp"
     for part in ("gate", "up", "down"):
         for expert in range(EXPERTS):
@@ -136,13 +123,11 @@ def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(gguf, checkpoint
     assert (kinds[0], kinds[1], kinds[last]) == (3, 1, 5)  # control, normal, unused
 
 
-def test_gguf__of_qwen3_has_matrices_in_bfloat16_and_routers_in_float32(
-    gguf: Any, tmp_path: Path, monkeypatch
-) -> None:
+def test_gguf__of_qwen3_has_matrices_in_bfloat16_and_routers_in_float32(tmp_path, monkeypatch):
     folder = tiny_random_model(tmp_path / "model", monkeypatch)
-    reader = read_written(gguf, folder, tmp_path / "model.gguf", torch.bfloat16)
+    reader = read_written(folder, tmp_path / "model.gguf", torch.bfloat16)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    theirs = weights(folder)
+    theirs = read_weights(folder)
     assert len(tensors) == 3 + LAYERS * 12
     up = theirs["model.layers.1.mlp.experts.5.up_proj.weight"]
     ours = tensors["blk.1.ffn_up_exps.weight"]
@@ -160,11 +145,11 @@ def test_gguf__of_qwen3_has_matrices_in_bfloat16_and_routers_in_float32(
     assert sizes == {"expert_count": EXPERTS, "expert_used_count": 2, "attention.key_length": 8}
 
 
-def test_gguf__refuses_other_models(gguf: Any, checkpoint: Path, tmp_path: Path) -> None:
+def test_gguf__refuses_other_models(checkpoint: Path, tmp_path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text()) | {"model_type": "mixtral"}
     (checkpoint / "config.json").write_text(json.dumps(config))
     with pytest.raises(MoecastError, match="mixtral.*qwen2_moe, qwen3_moe"):
-        read_written(gguf, checkpoint, tmp_path / "model.gguf")
+        read_written(checkpoint, tmp_path / "model.gguf")
 
 
 def tiny_random_model(folder: Path, monkeypatch, *, routing: Path | None = None) -> Path:
@@ -300,18 +285,18 @@ def test_keys__memory_is_the_same_for_all_and_reserved_where_not_all_fits() -> N
     assert quarter.limit_bytes == quarter.reserved_bytes + 100 + 30
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"peer": ["llama"]}, "unknown peer 'llama'. Did you mean 'llama-cpp'"),
-        ({"format": ["int3"]}, "unknown format 'int3'.*bfloat16, float32, q4_0, q4_K_M, q8_0"),
-        ({"format": ["q4_0"], "peer": ["airllm"]}, r"format=q4_0: .*\(airllm: float32\)"),
-        ({"threads": [2, 0]}, r"threads=\[2, 0\]: must be at least 1"),
-        ({"threads": []}, "at least one number"),
-        ({"read_ahead": [-1]}, r"read_ahead=\[-1\]: must be at least 0"),
-        ({"warm_ups": -1}, "warm_ups=-1: must be at least 0"),
-    ],
-)
+WRONG_SETTINGS = [
+    ({"peer": ["llama"]}, "unknown peer 'llama'. Did you mean 'llama-cpp'"),
+    ({"format": ["int3"]}, "unknown format 'int3'.*bfloat16, float32, q4_0, q4_K_M, q8_0"),
+    ({"format": ["q4_0"], "peer": ["airllm"]}, r"format=q4_0: .*\(airllm: float32\)"),
+    ({"threads": [2, 0]}, r"threads=\[2, 0\]: must be at least 1"),
+    ({"threads": []}, "at least one number"),
+    ({"read_ahead": [-1]}, r"read_ahead=\[-1\]: must be at least 0"),
+    ({"warm_ups": -1}, "warm_ups=-1: must be at least 0"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG_SETTINGS)
 def test_settings__name_what_is_allowed(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(MoecastError, match=message):
         run.choose_peers(PeersConfig(model=Path("model"), **settings))
@@ -327,13 +312,8 @@ def test_gguf__is_not_written_for_a_quantiser_that_is_missing(checkpoint: Path, 
 def test_read_ahead__is_restored_after_a_failure(tmp_path: Path) -> None:
     setting = tmp_path / "read_ahead_kb"
     setting.write_text("8192")
-
-    def fail_within() -> None:
-        with read_ahead(setting, 128):
-            raise ValueError(setting.read_text())
-
-    with pytest.raises(ValueError, match="128"):
-        fail_within()
+    with pytest.raises(ValueError, match="128"), read_ahead(setting, 128):
+        raise ValueError(setting.read_text())
     assert setting.read_text() == "8192"
     with pytest.raises(SystemExit), read_ahead(setting, 128):
         signal.raise_signal(signal.SIGTERM)
