@@ -27,7 +27,6 @@ from runtime.policy.placement import ExpertPlacement
 from runtime.policy.queue import PREFETCH_ORDERS
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.replay import replay
-from runtime.sim.step import ArrayStep
 from tests.builders.entries import tiny_spec
 from tests.builders.simulated import routed_step
 from tests.builders.spans import RecordedSpans
@@ -99,7 +98,9 @@ def run_replay(seed: int) -> dict[str, Any]:
     ]
     if system.eviction == "belady":
         known = chance.choice([None, 1, 3])
-        options = {"known_steps": known, "future": random_future(steps)}
+        layers = range(SPEC.num_layers)
+        future = [[np.unique(step.experts(layer)).tolist() for layer in layers] for step in steps]
+        options = {"known_steps": known, "future": future}
         system = replace(system, eviction_options=options)
     hardware = MeasuredHardware(
         name="random", chunk_bytes=CHUNKS, transfer_fixed=0.1, transfer_per_byte=0.02,
@@ -129,11 +130,6 @@ def run_replay(seed: int) -> dict[str, Any]:
         "stats": hash_values(stats.as_dict()),
         "events": hash_values(timeline.spans),
     }
-
-
-def random_future(steps: list[ArrayStep]) -> list[list[list[int]]]:
-    layers = range(SPEC.num_layers)
-    return [[np.unique(step.experts(layer)).tolist() for layer in layers] for step in steps]
 
 
 def run_operations(seed: int) -> list[str]:
