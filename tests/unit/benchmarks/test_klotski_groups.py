@@ -159,16 +159,16 @@ def task(layer, expert, size=10):
     return TransferTask((layer, expert), 0, 0, 1, size, True, None)
 
 
-@pytest.mark.parametrize(
-    ("spans", "seconds"),
-    [
-        ([], 0),
-        ([(0, 1), (3, 5)], 2),  # the window begins at 0.5 and ends at 4.5
-        ([(0, 4), (1, 2), (3, 9)], 4),
-        ([(1, 2), (1, 3), (2, 3)], 2),
-        ([(5, 6), (0, 0.5)], 0),
-    ],
-)
+COVERED = [
+    ([], 0),
+    ([(0, 1), (3, 5)], 2),  # the window begins at 0.5 and ends at 4.5
+    ([(0, 4), (1, 2), (3, 9)], 4),
+    ([(1, 2), (1, 3), (2, 3)], 2),
+    ([(5, 6), (0, 0.5)], 0),
+]
+
+
+@pytest.mark.parametrize(("spans", "seconds"), COVERED)
 def test_covered_seconds__counts_each_moment_once(spans, seconds):
     assert covered_seconds(spans, (0.5, 4.5)) == pytest.approx(seconds)
 

@@ -29,10 +29,10 @@ def train(folder: Path, num_requests: int, *options: str) -> int:
     return run_program("train", [*options, *given])
 
 
-@pytest.mark.parametrize(
-    ("num_requests", "counts"),
-    [(1, "1 to train on, 0 for validation"), (3, "2 to train on, 1 for validation")],
-)
+COUNTS = [(1, "1 to train on, 0 for validation"), (3, "2 to train on, 1 for validation")]
+
+
+@pytest.mark.parametrize(("num_requests", "counts"), COUNTS)
 def test_train__on_few_requests_says_what_is_missing(num_requests, counts, tmp_path, capsys):
     for options in KINDS:
         assert train(tmp_path, num_requests, *options, "batch_size=4") == 2

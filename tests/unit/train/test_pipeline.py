@@ -99,9 +99,7 @@ def test_named_trace__an_incomplete_one_is_refused(tmp_path: Path) -> None:
         open_named_trace(tmp_path / "t", ModelConfig())
 
 
-def test_named_trace__of_another_dense_format_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_trace__of_another_dense_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("train.find_trace.find_differences", lambda *_: {})
     trace = make_trace(tmp_path / "mine")
     plain, rounded = ModelConfig(), ModelConfig(dense_format=DenseFormat.INT8)

@@ -166,9 +166,7 @@ def test_prompt_window__forecasts_a_prompt_as_its_last_tokens() -> None:
 
 
 @pytest.mark.parametrize("requests", [[1], [1] * 3, [1, 2, 3], [1] * 6 + [2] * 7 + [3]])
-def test_count_input_rows__are_those_that_a_network_computes(
-    monkeypatch: pytest.MonkeyPatch, requests: list[int]
-) -> None:
+def test_count_input_rows__are_those_that_a_network_computes(monkeypatch, requests):
     predictor, run, rows = windowed(4), residual.Network.run, []
 
     def counted(network: residual.Network, wanted: list[str], given: dict[str, Any]) -> Any:

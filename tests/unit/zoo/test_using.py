@@ -19,10 +19,7 @@ from zoo.storage.folder import FolderStorage
 # ---- names and addresses
 
 
-def test_configured_zoos__are_searched_in_order_and_pulled(
-    far: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_configured_zoos__are_searched_in_order_and_pulled(far, tmp_path, monkeypatch, capfd):
     publish(tmp_path / "first", name="tiny/mlp", kind="mlp")
     publish(tmp_path / "last", licence="MIT")
     monkeypatch.setenv("MOECAST_ZOO", f"{tmp_path / 'first'}, {far.address},{tmp_path / 'last'}")
@@ -168,15 +165,15 @@ def test_rm_and_gc__remove_unreferenced_blobs() -> None:
     assert zoo("rm", "tiny/stride") == 2
 
 
-@pytest.mark.parametrize(
-    ("filters", "names"),
-    [
-        (["metric=accuracy"], ["tiny/b", "tiny/a"]),
-        (["metric=good_pred"], ["tiny/a", "tiny/b"]),
-        (["model=other*"], []),
-        (["model=TINY"], ["tiny/b", "tiny/a"]),
-    ],
-)
+LISTED = [
+    (["metric=accuracy"], ["tiny/b", "tiny/a"]),
+    (["metric=good_pred"], ["tiny/a", "tiny/b"]),
+    (["model=other*"], []),
+    (["model=TINY"], ["tiny/b", "tiny/a"]),
+]
+
+
+@pytest.mark.parametrize(("filters", "names"), LISTED)
 def test_list__filters_and_sorts(filters, names, tmp_path, capsys):
     figures = {"a": (0.8, 0.5, "mlp"), "b": (0.9, 0.4, "stride")}
     for name, (accuracy, good, kind) in figures.items():
@@ -240,15 +237,15 @@ def test_pull__of_a_model_gets_what_the_system_takes(zoo_of_models: str) -> None
     assert "tiny/stride" in pulled()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["half"], "has no half/reuse; one entry is pulled by its name: moecast zoo pull half/"),
-        (["nothing"], "unknown zoo entry 'nothing/residual'"),
-        (["tiny@12345678"], "names one entry, tiny stands for 2"),
-        (["tiny", "system=on-demand"], "'tiny' is not NAME"),
-    ],
-)
+INCOMPLETE = [
+    (["half"], "has no half/reuse; one entry is pulled by its name: moecast zoo pull half/"),
+    (["nothing"], "unknown zoo entry 'nothing/residual'"),
+    (["tiny@12345678"], "names one entry, tiny stands for 2"),
+    (["tiny", "system=on-demand"], "'tiny' is not NAME"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), INCOMPLETE)
 def test_pull__of_a_model_gets_all_or_nothing(arguments, message, zoo_of_models, refused):
     error = refused("pull", *arguments, zoo_of_models)
     assert message in error

@@ -66,16 +66,16 @@ def test_wandb__an_overwritten_run_folder_has_another_run(tmp_path: Path, trace:
     assert len({file.run.run_id for file in files}) == 2
 
 
-@pytest.mark.parametrize(
-    ("variables", "netrc", "known"),
-    [
-        ({}, "", False),
-        ({"WANDB_MODE": "online"}, "", True),
-        ({"WANDB_API_KEY": KEY}, "", True),
-        ({}, f"machine api.wandb.ai login user password {KEY}", True),
-        ({}, f"machine elsewhere.org login user password {KEY}", False),
-    ],
-)
+MODES = [
+    ({}, "", False),
+    ({"WANDB_MODE": "online"}, "", True),
+    ({"WANDB_API_KEY": KEY}, "", True),
+    ({}, f"machine api.wandb.ai login user password {KEY}", True),
+    ({}, f"machine elsewhere.org login user password {KEY}", False),
+]
+
+
+@pytest.mark.parametrize(("variables", "netrc", "known"), MODES)
 def test_wandb__is_offline_only_if_nothing_else_was_said(
     variables: dict, netrc: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,18 +99,18 @@ def test_wandb__a_failed_training_is_a_failed_run(tmp_path: Path, trace: Trace) 
     assert file.exit_code == 1
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "reason"),
-    [
-        ("PROJECT", "a/b", "logger=wandb: Invalid project name 'a/b'"),
-        ("TAGS", "t" * 65, "logger=wandb: .*Tag 't+...t+' is 65 characters"),
-        *(
-            (name, "n" * 129, f"WANDB_{name}=n{{129}}: 129 characters, at most 128 are allowed$")
-            for name in ("RUN_GROUP", "NAME", "RUN_ID")
-        ),
-        ("DATA_DIR", "/proc/1/data", "logger=wandb: .*; set WANDB_DATA_DIR to a folder$"),
-    ],
-)
+REFUSED_NAMES = [
+    ("PROJECT", "a/b", "logger=wandb: Invalid project name 'a/b'"),
+    ("TAGS", "t" * 65, "logger=wandb: .*Tag 't+...t+' is 65 characters"),
+    *(
+        (name, "n" * 129, f"WANDB_{name}=n{{129}}: 129 characters, at most 128 are allowed$")
+        for name in ("RUN_GROUP", "NAME", "RUN_ID")
+    ),
+    ("DATA_DIR", "/proc/1/data", "logger=wandb: .*; set WANDB_DATA_DIR to a folder$"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value", "reason"), REFUSED_NAMES)
 def test_wandb__names_that_it_refuses_are_named_before_work_begins(
     variable: str, value: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
