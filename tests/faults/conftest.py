@@ -85,11 +85,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Connection,
 def scenario(host: tuple[Connection, Path]) -> Scenario:
     """Runs one in a separate process; a death, a hang or a foreign exception fails the test."""
 
-    def play(
-        name: str, *, disk: Disk | None = None, limit: float = LIMIT_SECONDS, **arguments: Any
-    ) -> dict[str, Any]:
-        if disk is not None:
-            arguments |= {"mount": str(disk.mount), "control": str(disk.control)}
+    def play(name: str, *, limit: float = LIMIT_SECONDS, **arguments: Any) -> dict[str, Any]:
         connection, _ = host
         connection.send({"scenario": name, "arguments": arguments, "seconds": limit})
         answer = connection.recv()

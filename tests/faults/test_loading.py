@@ -1,7 +1,5 @@
 """Faults while a model is loaded, where Transformers maps files into memory."""
 
-from dataclasses import asdict
-
 import pytest
 
 from tests.builders.faults.rules import Rule
@@ -20,7 +18,7 @@ RULES = [
 
 @pytest.mark.parametrize("rule", RULES)
 def test_loading__a_file_that_cannot_be_read_is_an_error_not_a_death(scenario, disk, rule):
-    result = scenario("spoilt_while_loading", disk=disk, rules=[asdict(rule)])
+    result = scenario("spoilt_while_loading", disk=disk, rule=rule)
     assert result["outcome"].startswith("error: ")
     assert "safetensors" in result["outcome"]
     assert result["after"]["outcome"] == "identical"

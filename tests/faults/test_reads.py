@@ -1,10 +1,10 @@
 """Reads that fail, fall short or are late."""
 
 import re
-from dataclasses import asdict
 
 import pytest
 
+from runtime.config import SystemConfig
 from tests.builders.faults.rules import Disk, Rule
 from tests.faults.conftest import Scenario
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.faults
 
 
 def spoilt(scenario: Scenario, disk: Disk, mode: str, rule: Rule, **kwargs) -> dict:
-    return scenario("spoilt_disk", disk=disk, mode=mode, rules=[asdict(rule)], **kwargs)
+    return scenario("spoilt_disk", disk=disk, mode=mode, rule=rule, **kwargs)
 
 
 def outcomes(result: dict) -> list[str]:
@@ -28,8 +28,8 @@ def error_of(result: dict) -> str:
 
 
 MODES = ("prefetch", "on-demand", "packed", "tiers")
-FREEZING = {"system": {"watchdog_seconds": 0.3}, "well_after_seconds": 1.5}
-HASTY = {"system": {"watchdog_seconds": 0.06}}
+FREEZING = {"system": SystemConfig(watchdog_seconds=0.3), "well_after_seconds": 1.5}
+HASTY = {"system": SystemConfig(watchdog_seconds=0.06)}
 FAULTS = {
     "an error twice": (Rule("eio", times=2), MODES, 2, 0.0, {}),
     "short reads": (Rule("short"), ("prefetch", "packed"), 11, 0.0, {}),

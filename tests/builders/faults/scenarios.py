@@ -42,10 +42,9 @@ def spoilt_disk(
     bench: Bench,
     *,
     mode: str,
-    mount: str,
-    control: str,
-    rules: list[dict],
-    system: dict | None = None,
+    disk: Disk,
+    rule: Rule,
+    system: SystemConfig | None = None,
     well_after_seconds: float | None = None,
 ) -> Result:
     """Requests before, while and after a disk fails.
@@ -54,12 +53,10 @@ def spoilt_disk(
         system: options of the system.
         well_after_seconds: the disk works again after this time, even within a request.
     """
-    disk = Disk(Path(mount), Path(control))
-    system = SystemConfig(**system or {})
     with _serving(bench, mode, disk.mount, system=system) as (_, result, ask):
         disk.is_well()
         result["before"] = ask()
-        disk.fails(*(Rule(**rule) for rule in rules))
+        disk.fails(rule)
         if well_after_seconds is not None:
             threading.Timer(well_after_seconds, disk.is_well).start()
         result["during"] = ask()
@@ -82,10 +79,9 @@ def disk_comes_back(bench: Bench, *, folder: str) -> Result:
     return result
 
 
-def spoilt_while_loading(bench: Bench, *, mount: str, control: str, rules: list[dict]) -> Result:
+def spoilt_while_loading(bench: Bench, *, disk: Disk, rule: Rule) -> Result:
     """Loading from a disk that fails, then from the same disk when it is well."""
-    disk = Disk(Path(mount), Path(control))
-    disk.caches(*(Rule(**rule) for rule in rules))
+    disk.caches(rule)
     try:
         bench.load("on-demand", disk.mount).moecast.close()
         outcome = "loaded"
@@ -111,13 +107,12 @@ def worker_killed(bench: Bench, *, mode: str, how: str) -> Result:
     return result
 
 
-def worker_hangs(bench: Bench, *, mode: str, mount: str, control: str, close_early: bool) -> Result:
+def worker_hangs(bench: Bench, *, mode: str, disk: Disk, close_early: bool) -> Result:
     """The read of a transfer thread hangs until the end; the computation's own reads go well.
 
     Args:
         close_early: close the model while the read still hangs.
     """
-    disk = Disk(Path(mount), Path(control))
     with _serving(bench, mode, disk.mount) as (model, result, ask):
         disk.is_well()
         result["before"] = ask()
