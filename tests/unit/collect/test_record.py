@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections import namedtuple
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -159,8 +158,8 @@ def test_recording_job__decides_for_all_workers_which_kernels_are_faster(tmp_pat
 
 
 def test_collect__full_disk_is_reported_before_any_write(tmp_path, monkeypatch) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 123_456, 123_456))
+    usage = shutil.disk_usage("/")._replace(free=123_456)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     model = recordable(tmp_path / "model")
     with pytest.raises(DiskFullError, match=r"needs up to 16,8.* bytes, 123,456 are free"):
         collect(model, make_data(tmp_path), folder=tmp_path / "trace")
