@@ -13,6 +13,7 @@ from collect.traces.layout import TraceSignal
 from collect.traces.reader import Trace
 from predictors.files import expand_home
 from predictors.metrics import Phase
+from runtime.commands.progress import print_line
 
 
 def record(config: CollectConfig) -> dict[str, Any]:
@@ -66,12 +67,10 @@ def summarize(trace: Trace, *, seconds: float) -> dict[str, Any]:
     num_decode = int(np.count_nonzero(trace.phases == Phase.DECODE))
     num_held_out = len(trace.rows("held_out"))
     num_bytes = sum(file.size for file in trace.manifest.files())
-    Console().print(
+    print_line(
         f"{trace.where}: {trace.num_tokens:,} tokens of {len(trace.request_table):,} requests "
         f"({num_decode:,} generated, {num_held_out:,} held out), "
-        f"{num_bytes:,} bytes, digest {trace.digest[:12]}, {seconds:.1f} s",
-        highlight=False,
-        soft_wrap=True,
+        f"{num_bytes:,} bytes, digest {trace.digest[:12]}, {seconds:.1f} s"
     )
     return {
         "trace": trace.where,

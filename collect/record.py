@@ -74,7 +74,7 @@ def collect(
         CheckpointError: no such model.
         LaunchError: workers could not be started, or units failed.
     """
-    say = (lambda _: None) if console is None else partial(print_line, console)
+    say = (lambda _: None) if console is None else partial(print_line, console=console)
     settings = settings or recording_settings(data)
     chosen = tuple(signal for signal in ALL_SIGNALS if signal in signals)
     job = RecordingJob(model, data, str(folder), chosen, settings, budget)
@@ -183,9 +183,9 @@ def _begin(
     require_space(job.where, num_bytes)
     if console is not None:
         print_line(
-            console,
             f"{job.where}: {sum(len(work[unit]) for unit in rows)} prompts to record in "
             f"{len(rows)} of {len(work)} parts, at most {sum(rows.values()):,} tokens and "
             f"{num_bytes:,} bytes ({bytes_per_row:,} per token)",
+            console,
         )
     return writer, rows

@@ -35,7 +35,6 @@ class PromptsFailed(RuntimeError):
 
 def run(config: BatchConfig) -> dict[str, Any]:
     """Check the whole input, plan, and write a line for each finished prompt."""
-    console = Console()
     folder = resolve(config.model)
     encoder = PromptEncoder(read_config(folder), find_tokenizer(folder))
     prompts, digest = read_prompts(config.input, encoder, max_new_tokens=config.max_new_tokens)
@@ -50,7 +49,6 @@ def run(config: BatchConfig) -> dict[str, Any]:
             batch for batch in batches if any(prompt.id not in journal.done for prompt in batch)
         ]
         print_line(
-            console,
             f"{len(prompts)} prompts, {len(journal.done)} of them done; {len(left)} batches of "
             f"{config.batch_size} to run, {100 * padding_share(batches):.1f} % padding",
         )
@@ -60,7 +58,7 @@ def run(config: BatchConfig) -> dict[str, Any]:
         freeze_objects()
         with model.moecast as handle:
             print_auto_budget(handle)
-            show_plan(console, made)
+            show_plan(made)
             ran, seconds = run_left_batches(config, model, batches, made, journal, encoder)
             stats = handle.stats()
             stream = handle.dense_stream
@@ -75,7 +73,6 @@ def run(config: BatchConfig) -> dict[str, Any]:
             f"{error}; the others are in {config.output}; {again}"
         )
     print_line(
-        console,
         f"{ran.num_tokens} tokens in {seconds:.1f} s, {ran.num_tokens / seconds:.1f} tokens/s: "
         f"{config.output}",
     )
@@ -161,7 +158,7 @@ def run_left_batches(
     return ran, time.perf_counter() - start
 
 
-def show_plan(console: Console, planned: PlannedRun) -> None:
+def show_plan(planned: PlannedRun) -> None:
     """Print both sides of each inequality at the chosen n, the measured costs, memory and notes."""
     plan, costs = planned.plan, planned.measured.costs
     cells = [
@@ -177,9 +174,8 @@ def show_plan(console: Console, planned: PlannedRun) -> None:
     title = f"group of n={plan.n} batches (Klotski, section 7, inequalities 4 to 7)"
     columns = ("inequality", "condition", "computation", "transfers", "hidden")
     table = Table.of(columns, cells, title=title, left=2, importance=columns[::-1])
-    table.print(console)
+    table.print(Console())
     print_line(
-        console,
         f"{'measured before' if planned.measured.was_known else 'measured'}: attention "
         f"{1000 * costs.attention:.2f} ms, gate {1000 * costs.gate:.2f} ms per batch; an expert "
         f"{1000 * costs.expert_fixed:.2f} ms and {1e6 * costs.expert_per_token:.1f} us per token; "
@@ -187,13 +183,12 @@ def show_plan(console: Console, planned: PlannedRun) -> None:
     )
     streams = planned.dense is DensePlacement.STREAM
     print_line(
-        console,
         f"dense weights: {planned.dense_bytes / MIB:.1f} MiB "
         f"{'of buffers, read layer by layer' if streams else 'in memory'}; transfers of a layer's "
         f"{'take' if streams else 'would take'} {1000 * costs.attention_io:.2f} ms, of its gate's "
         f"{1000 * costs.gate_io:.2f} ms",
     )
     offloaded = f", {plan.offloaded_bytes / MIB:.1f} MiB offloaded" if plan.offloaded_bytes else ""
-    print_line(console, f"KV caches of {plan.n} batches: {plan.kv_bytes / MIB:.1f} MiB{offloaded}")
+    print_line(f"KV caches of {plan.n} batches: {plan.kv_bytes / MIB:.1f} MiB{offloaded}")
     for note in plan.notes:
-        print_line(console, f"note: {note}")
+        print_line(f"note: {note}")

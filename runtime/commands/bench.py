@@ -62,7 +62,6 @@ class NothingRan(RuntimeError):
 
 def run(config: BenchConfig) -> dict[str, Any]:
     """Run the comparison, print it and write the report next to the results."""
-    console = Console()
     predictor, entries = separate_run(config.predictor, config.entries)
     config = replace(config, predictor=predictor, entries=entries)
     folder = resolve(config.model)
@@ -71,12 +70,12 @@ def run(config: BenchConfig) -> dict[str, Any]:
         hint = "leave out verify=true (systems are compared with each other)"
         require_memory(folder, config.model.dtype, otherwise=hint)
     if config.routing is not None:
-        print_line(Console(stderr=True), MEANINGLESS)
+        print_line(MEANINGLESS, Console(stderr=True))
     cases = live_cases(config)
     has_simulated = bool(find_replayed(config.system))
     device = choose_device(config.device)
     if has_simulated and is_accelerator(device):
-        print_line(Console(stderr=True), NOT_SIMULATED.format(device=device))
+        print_line(NOT_SIMULATED.format(device=device), Console(stderr=True))
         has_simulated = False
     # Measured before anything runs: the load of other programs.
     load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -107,9 +106,9 @@ def run(config: BenchConfig) -> dict[str, Any]:
     live = make_rows(outcomes)
     rows = sort_by_condition([*live, *compare_simulated(simulated, live)])
     about = describe_comparison(config, description)
-    print_tables(console, config.model.name, rows)
-    print_line(console, about)
-    check(outcomes, expected, console)
+    print_tables(Console(), config.model.name, rows)
+    print_line(about)
+    check(outcomes, expected)
     results = {
         "origin": describe_origin(config.run_dir),
         "model": config.model.name,
@@ -126,7 +125,7 @@ def run(config: BenchConfig) -> dict[str, Any]:
         from runtime.tools.bench.html_report import make_report
 
         page = make_report(results, rows, read_provenance(config.run_dir))
-        print_line(Console(stderr=True), f"report: {page.write(config.run_dir)}")
+        print_line(f"report: {page.write(config.run_dir)}", Console(stderr=True))
     return results
 
 
@@ -199,7 +198,7 @@ def choose_fastest(
     )
 
 
-def check(outcomes: list[CaseOutcome], expected: dict[int, Tokens], console: Console) -> None:
+def check(outcomes: list[CaseOutcome], expected: dict[int, Tokens]) -> None:
     """Check that all runs generated the same tokens.
 
     Raises:
@@ -213,4 +212,4 @@ def check(outcomes: list[CaseOutcome], expected: dict[int, Tokens], console: Con
         raise TokensDiffer(f"the output depends on the system or the budget: {different}")
     num_runs = sum(len(outcome.runs) for outcome in outcomes)
     plain = " and plain Transformers" if expected else ""
-    print_line(console, f"the same tokens in all {num_runs} runs{plain}")
+    print_line(f"the same tokens in all {num_runs} runs{plain}")

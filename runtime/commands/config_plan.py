@@ -119,7 +119,6 @@ def run(config: DoctorConfig, folder: Path) -> dict[str, Any]:
             f"draft={config.draft}: it is counted with a model whose weights are here; leave "
             "draft= out"
         )
-    console = Console()
     free = available_memory_bytes()
     stripped = build_skeleton(folder, dtype=DTYPE)
     model = stripped.model
@@ -150,7 +149,7 @@ def run(config: DoctorConfig, folder: Path) -> dict[str, Any]:
         "disk_measured_in": str(where),
         "formats": [asdict(plan) for plan in plans],
     }
-    print_plan(console, config.model, counts, limits, plans, kv_tokens=kv_tokens)
+    print_plan(config.model, counts, limits, plans, kv_tokens=kv_tokens)
     return report
 
 
@@ -279,7 +278,6 @@ def plan_format(
 
 
 def print_plan(
-    console: Console,
     chosen: ModelConfig,
     counts: ModelCounts,
     limits: MachineLimits,
@@ -302,6 +300,7 @@ def print_plan(
         f"{limits.memory_bytes_per_second / GIB:.1f} GiB/s",
         "disk": f"{disk} in direct reads of an expert's size",
     }
+    console = Console()
     Table.facts(facts, f"{chosen.name} from its configuration, without weights").print(console)
     columns = [
         TableColumn("experts in", "format"),
@@ -316,7 +315,6 @@ def print_plan(
     ]
     Table(columns=columns, rows=plans, title="experts by format").print(console)
     print_line(
-        console,
         "budget: what budget=auto takes here. hits: the share of the experts in memory, as if all "
         "were equally likely; real routing is more local and reads less. least TPOT: bytes read "
         "divided by the disk's bandwidth, or bytes of weights that a token uses divided by the "
@@ -324,7 +322,6 @@ def print_plan(
     )
     if failed := next((plan for plan in plans if plan.error is not None), None):
         print_line(
-            console,
             f"without a budget here, figures are those of the least budget; {failed.format}: "
             f"{failed.error}",
         )

@@ -51,7 +51,6 @@ def run(config: DoctorConfig) -> dict[str, Any]:
     """Examine the machine and the model."""
     if (without_weights := find_config_folder(config)) is not None:
         return config_plan.run(config, without_weights)
-    console = Console()
     folder = resolve(config.model)
     options = LoadOptions(
         model=config.model,
@@ -92,7 +91,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         report |= suggest_budget(options, stripped, store, spec, free)
         store.close()
         advance(1)
-    print_report(console, config.model, report)
+    print_report(config.model, report)
     return report
 
 
@@ -201,13 +200,13 @@ def sweep(
     }
 
 
-def print_report(console: Console, chosen: ModelConfig, report: dict[str, Any]) -> None:
+def print_report(chosen: ModelConfig, report: dict[str, Any]) -> None:
     """Print machine, model, bandwidths, the budget sweep and a suggested budget."""
+    console = Console()
     make_facts_table(chosen.name, report).print(console)
     print_bandwidths(console, report["bandwidth"])
     for device, estimate in enumerate(report["hybrid"]):
         print_line(
-            console,
             f"system.hybrid=true, GPU {device}: of a token's {report['model']['top_k']} experts in "
             f"host memory, {estimate['experts_on_host']} are computed there; a layer waits "
             f"{1000 * estimate['layer_seconds']:.2f} in place of "
@@ -215,13 +214,13 @@ def print_report(console: Console, chosen: ModelConfig, report: dict[str, Any]) 
             "slow each other down",
         )
     if report["outlook"] is None:
-        print_line(console, f"no estimates: {report['outlook_rests_on']}")
+        print_line(f"no estimates: {report['outlook_rests_on']}")
     else:
         make_budget_table(report["outlook"]).print(console)
-        print_line(console, f"estimates are based on {report['outlook_rests_on']}")
-    print_line(console, report["suggestion_rests_on"])
+        print_line(f"estimates are based on {report['outlook_rests_on']}")
+    print_line(report["suggestion_rests_on"])
     if report["suggested_budget_bytes"] is not None:
-        print_line(console, f"next: moecast generate {describe_choice(chosen)}")
+        print_line(f"next: moecast generate {describe_choice(chosen)}")
 
 
 def make_facts_table(name: str, report: dict[str, Any]) -> Table:
@@ -266,7 +265,7 @@ def print_bandwidths(console: Console, bandwidth: dict[str, Any]) -> None:
     Table(columns=columns, rows=bandwidth["disk"], title="reads of the model's files").print(
         console
     )
-    print_line(console, "; ".join(f"{name} {write_bandwidth(r)}" for name, r in rates.items()))
+    print_line("; ".join(f"{name} {write_bandwidth(r)}" for name, r in rates.items()))
     console.print()
 
 

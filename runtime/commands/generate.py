@@ -60,7 +60,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
     with model.moecast as handle, force_routing(handle.layers, config.routing):
         print_auto_budget(handle)
         if config.routing is not None:
-            print_line(notes, MEANINGLESS)
+            print_line(MEANINGLESS, notes)
         freeze_objects()
         if sys.stdout.isatty():
             Console().print(config.prompt, style="bold", end="", markup=False, highlight=False)
@@ -95,7 +95,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
             raise ReferenceMismatch(
                 f"plain Transformers generated {reference}, this run {tokens}{note_drafts(config)}"
             )
-        print_line(notes, f"verified: the same {len(tokens)} tokens as {plain_name}")
+        print_line(f"verified: the same {len(tokens)} tokens as {plain_name}", notes)
     return {
         "model": spec,
         "prompt": config.prompt,

@@ -23,7 +23,6 @@ FIGURES = ("neurons_before", "neurons", "expert_bytes_before", "expert_bytes", "
 
 def run(config: InflateConfig) -> dict[str, Any]:
     """Write the checkpoint and print its sizes."""
-    console = Console()
     output = expand_home(config.output).resolve()
     if output.exists():
         raise CheckpointError(f"{output} exists; remove it or give another output=PATH")
@@ -40,7 +39,6 @@ def run(config: InflateConfig) -> dict[str, Any]:
     plan = plan_inflation(folder, dtype=config.model.dtype, **sizes)
     total = plan.num_experts * plan.expert_bytes
     print_line(
-        console,
         f"{FIELD} {plan.neurons_before} -> {plan.neurons}: each expert grows from "
         f"{plan.expert_bytes_before / MIB:.2f} MiB to {plan.expert_bytes / MIB:.2f} MiB, "
         f"all {plan.num_experts} take {total / MIB:.1f} MiB; the checkpoint takes "
@@ -53,9 +51,7 @@ def run(config: InflateConfig) -> dict[str, Any]:
     # The model's short name is needed to find the original's predictors.
     key = "model" if config.model.name in model_names() else "model.name"
     chosen = shlex.join([f"{key}={config.model.name}", f"model.id={output}"])
-    print_line(
-        console, f"{output}: written in {seconds:.1f} s; next: moecast verify {chosen} budget=25%"
-    )
+    print_line(f"{output}: written in {seconds:.1f} s; next: moecast verify {chosen} budget=25%")
     return {
         "output": str(output),
         "source": str(folder),

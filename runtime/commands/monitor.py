@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from rich.console import Console
-
 from predictors.errors import MoecastError
 from predictors.files import expand_home, write_atomic
+from runtime.commands.progress import print_line
 from runtime.serving.config import MonitorConfig
 from runtime.serving.monitoring import DASHBOARD, FILES, FOLDER, SCRAPING
 
@@ -23,5 +22,5 @@ def run(config: MonitorConfig) -> dict[str, Any]:
         f"prometheus --config.file={output / SCRAPING}\n"
         f"Grafana: Dashboards > New > Import > {output / DASHBOARD}"
     )
-    Console().print(text, highlight=False, soft_wrap=True, markup=False)
+    print_line(text)
     return {"files": [str(output / name) for name in FILES]}

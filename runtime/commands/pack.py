@@ -78,7 +78,6 @@ def plan_records(
 
 def run(config: PackConfig) -> dict[str, Any]:
     """Pack the experts, resume an interrupted run, or verify a complete store."""
-    console = Console()
     coding = choose_coding(config.quantise, config.group_size)
     output = expand_home(config.output).resolve()
     folder = resolve(config.model)
@@ -93,7 +92,6 @@ def run(config: PackConfig) -> dict[str, Any]:
     left = [] if coding == RAW else find_unquantised(layouts, coding)
     if left:
         print_line(
-            console,
             f"not quantised, because {coding.group_size or SMALLEST_BLOCK} weights do not divide "
             "their rows: " + ", ".join(left),
         )
@@ -110,7 +108,6 @@ def run(config: PackConfig) -> dict[str, Any]:
     )
     num_experts = sum(source.experts_per_layer)
     print_line(
-        console,
         f"{num_experts} experts of {config.model.name}: {in_memory / MIB:.1f} MiB in memory, "
         f"{total_bytes(contents) / MIB:.1f} MiB packed",
     )
@@ -131,13 +128,11 @@ def run(config: PackConfig) -> dict[str, Any]:
         )
     served_from = shlex.quote(f"store.path={output}")
     print_line(
-        console,
         f"{output}: {done.written} experts written, {done.kept} existing ones verified, in "
         f"{seconds:.1f} s; serve them with {served_from}",
     )
     if dense is not None:
         print_line(
-            console,
             f"{dense}: the model without its experts; serve it without the checkpoint: moecast "
             f"serve {shlex.quote(str(dense))} {served_from}",
         )

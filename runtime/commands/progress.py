@@ -17,9 +17,9 @@ LINE_SECONDS = 10.0
 """Seconds between two lines."""
 
 
-def print_line(console: Console, text: str) -> None:
-    """Print a line without markup or wrapping."""
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+def print_line(text: str, console: Console | None = None) -> None:
+    """Print a line without markup or wrapping; to stdout unless a console is given."""
+    (console or Console()).print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def strip_control_characters(text: str) -> str:
@@ -71,6 +71,6 @@ def progress(
                 printed = now
                 left = f"{describe_duration(seconds / max(1, done) * max(0, total - done))} left"
                 parts = (f"{100 * done / max(1, total):.0f} %", rate, left)
-                print_line(console, f"{what}: {', '.join(filter(None, parts))}")
+                print_line(f"{what}: {', '.join(filter(None, parts))}", console)
 
         yield advance

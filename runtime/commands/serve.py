@@ -8,10 +8,9 @@ import os
 import sys
 from typing import Any
 
-from rich.console import Console
-
 from predictors.errors import MoecastError
 from predictors.origin import package_version
+from runtime.commands.progress import print_line
 from runtime.engine.memory import share_one_heap
 from runtime.serving.config import RAY, ServeConfig
 from runtime.serving.ray_cluster import prepare
@@ -56,7 +55,7 @@ def run(config: ServeConfig) -> dict[str, Any]:
 
         def print_url() -> None:
             name = config.served_names[0]
-            Console().print(f"{name} at {url}/v1", highlight=False, soft_wrap=True)
+            print_line(f"{name} at {url}/v1")
 
         reason = asyncio.run(
             serve(

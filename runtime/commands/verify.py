@@ -18,12 +18,10 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
     console = Console()
     with progress(Console(stderr=True), "verifying", total=1 + len(config.budget)) as advance:
         report = compare_budgets(config, advance=advance)
-    print_line(console, report.compared)
+    print_line(report.compared)
     exactness_table(report).print(console)
     memory_table(report.rows, report.model).print(console)
-    print_line(
-        console, "overhead: peak less weights and arena, on a CPU; most of it are the libraries"
-    )
+    print_line("overhead: peak less weights and arena, on a CPU; most of it are the libraries")
     report.require_equal()
     return {"origin": describe_origin(config.run_dir), **asdict(report)}
 
