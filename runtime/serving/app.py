@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 
 from runtime.engine.memory import freeze_objects, return_free_heap
 from runtime.policy.budget import parse_size
+from runtime.serving.api import routes
 from runtime.serving.api.body_fields import FieldError, describe_problem, field_path
-from runtime.serving.api.routes import generation_routes, server_routes, status_routes, token_routes
 from runtime.serving.api.schemas import ErrorResponse
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
@@ -69,11 +69,11 @@ def create_app(
             "default": {"model": ErrorResponse, "description": "An error in OpenAI's shape"}
         },
     )
-    app.include_router(server_routes(service, version))
-    app.include_router(generation_routes(service, config))
-    app.include_router(token_routes(service))
+    routes.add_server_routes(app, service, version)
+    routes.add_generation_routes(app, service, config)
+    routes.add_token_routes(app, service)
     if telemetry is not None:
-        app.include_router(status_routes(telemetry.status, telemetry.metrics.render))
+        routes.add_status_routes(app, telemetry.status, telemetry.metrics.render)
     app.add_exception_handler(RequestError, handle_request_error)
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     app.add_exception_handler(HTTPException, handle_http_error)

@@ -157,7 +157,6 @@ async def serve(
     *,
     grace_seconds: float,
     on_listening: Callable[[], None] = lambda: None,
-    handle_signals: bool = True,
     shutdown: ShutdownRequest | None = None,
     manager: ServiceManager | None = None,
 ) -> str:
@@ -167,13 +166,14 @@ async def serve(
     cancels them.
 
     Args:
+        shutdown: takes the place of the signals, which are then the caller's.
         manager: reports to systemd when the model is loaded, that the server lives, and when it
             ends.
     """
     manager = manager or ServiceManager({})
-    shutdown = shutdown or ShutdownRequest()
     loop = asyncio.get_running_loop()
-    if handle_signals:
+    if shutdown is None:
+        shutdown = ShutdownRequest()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, shutdown.request, signal.Signals(number).name)
     limits = ConnectionLimits(connection_limit(reserved=LOADING_SHARE))

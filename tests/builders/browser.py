@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from runtime.serving.api.routes import status_routes
+from runtime.serving.api.routes import add_status_routes
 from runtime.serving.server import listen, server_url
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -38,7 +38,7 @@ def needs_chromium() -> str:
 def page_server(status: Callable[[], dict[str, Any]]) -> Iterator[str]:
     """The URL of a server of the status page, whose `/status` is what the function returns."""
     app = FastAPI()
-    app.include_router(status_routes(status, lambda: (b"", "text/plain")))
+    add_status_routes(app, status, lambda: (b"", "text/plain"))
     with listen("127.0.0.1", 0) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))

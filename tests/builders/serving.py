@@ -179,7 +179,6 @@ def running_server(
         work = serve(
             app, service, listener, grace_seconds=grace_seconds, shutdown=shutdown,
             on_listening=lambda: listening.set_result(asyncio.get_running_loop()),
-            handle_signals=False,
         )  # fmt: skip
         thread = threading.Thread(target=lambda: asyncio.run(work))
         thread.start()

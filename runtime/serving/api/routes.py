@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
@@ -81,26 +81,25 @@ def require_model_info(service: GenerationService) -> ModelInfo:
     raise NotReady("the model is loading; try again when /ready answers 200")
 
 
-def server_routes(service: GenerationService, version: str) -> APIRouter:
-    router = APIRouter()
+def add_server_routes(app: FastAPI, service: GenerationService, version: str) -> None:
     versions = {"version": version, **package_versions(("transformers", "torch"))}
 
-    @router.get("/health")
+    @app.get("/health")
     async def health() -> JSONResponse:
         """Whether the process and its engine thread are alive."""
         return JSONResponse({"status": str(service.state)}, 200 if service.is_alive else 503)
 
-    @router.get("/ready")
+    @app.get("/ready")
     async def ready() -> JSONResponse:
         """Whether requests are accepted: the model is loaded, the server not shutting down."""
         is_ready = service.is_alive and service.state is ServiceState.READY
         return JSONResponse({"status": str(service.state)}, 200 if is_ready else 503)
 
-    @router.get("/version")
+    @app.get("/version")
     async def version_numbers() -> dict[str, str | None]:
         return versions
 
-    @router.get("/v1/models")
+    @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         info = require_model_info(service)
         return {
@@ -108,13 +107,11 @@ def server_routes(service: GenerationService, version: str) -> APIRouter:
             "data": [model_card(info, name) for name in (info.name, *info.listed_names)],
         }
 
-    @router.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         info = require_model_info(service)
         require_model(name, info, param=None)
         return model_card(info, name)
-
-    return router
 
 
 def model_card(info: ModelInfo, name: str) -> dict[str, Any]:
@@ -128,9 +125,7 @@ def model_card(info: ModelInfo, name: str) -> dict[str, Any]:
     }
 
 
-def generation_routes(service: GenerationService, config: ServeConfig) -> APIRouter:
-    router = APIRouter()
-
+def add_generation_routes(app: FastAPI, service: GenerationService, config: ServeConfig) -> None:
     async def respond(
         body: Body,
         http: Request,
@@ -168,37 +163,33 @@ def generation_routes(service: GenerationService, config: ServeConfig) -> APIRou
             content = to_json(whole).encode()
         return Response(content, media_type="application/json")
 
-    @router.post("/v1/completions")
+    @app.post("/v1/completions")
     async def completions(body: CompletionRequest, http: Request) -> Any:
         """Continue a text."""
         return await respond(body, http, parse_completion, CompletionResponse, "cmpl-")
 
-    @router.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, http: Request) -> Any:
         """Answer a conversation."""
         return await respond(body, http, parse_chat, ChatResponse, "chatcmpl-")
 
-    @router.post("/v1/responses")
+    @app.post("/v1/responses")
     async def responses(body: ResponsesRequest, http: Request) -> Any:
         """Answer a conversation; OpenAI's newer API."""
         return await respond(body, http, parse_translated, ResponsesResponse, "resp_")
 
-    @router.post("/v1/messages")
+    @app.post("/v1/messages")
     async def messages(body: MessagesRequest, http: Request) -> Any:
         """Answer a conversation; Anthropic's API."""
         return await respond(body, http, parse_translated, MessagesResponse, "msg_")
-
-    return router
 
 
 def decode_prompts(request: GenerationRequest, info: ModelInfo) -> list[str]:
     return [decode_tokens(prompt.tokens, info) for prompt in request.prompts]
 
 
-def token_routes(service: GenerationService) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/tokenize")
+def add_token_routes(app: FastAPI, service: GenerationService) -> None:
+    @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
         info = require_model_info(service)
 
@@ -209,12 +200,12 @@ def token_routes(service: GenerationService) -> APIRouter:
 
         return Response(await asyncio.to_thread(respond), media_type="application/json")
 
-    @router.post("/v1/messages/count_tokens")
+    @app.post("/v1/messages/count_tokens")
     async def count(body: PromptBody) -> dict[str, int]:
         info = require_model_info(service)
         return {"input_tokens": await asyncio.to_thread(count_tokens, body, info)}
 
-    @router.post("/detokenize")
+    @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         info = require_model_info(service)
         require_model(body.model, info)
@@ -222,26 +213,23 @@ def token_routes(service: GenerationService) -> APIRouter:
         require_length(body.tokens, info, param="tokens")
         return {"prompt": await asyncio.to_thread(decode_tokens, body.tokens, info)}
 
-    return router
 
-
-def status_routes(
-    status: Callable[[], dict[str, Any]], metrics: Callable[[], tuple[bytes, str]]
-) -> APIRouter:
-    """The status page at `/`, `/status`, which it polls every second, and `/metrics`.
+def add_status_routes(
+    app: FastAPI, status: Callable[[], dict[str, Any]], metrics: Callable[[], tuple[bytes, str]]
+) -> None:
+    """Add the status page at `/`, `/status`, which it polls every second, and `/metrics`.
 
     Args:
         status: content of `/status`; called in a worker thread.
         metrics: content of `/metrics`, and its type; as `status`.
     """
-    router = APIRouter()
 
-    @router.get("/metrics")
+    @app.get("/metrics")
     async def scrape() -> Response:
         content, content_type = await asyncio.to_thread(metrics)
         return Response(content, headers={"Content-Type": content_type})
 
-    @router.get("/status")
+    @app.get("/status")
     async def status_now() -> dict[str, Any]:
         """Totals since the start, and the current state."""
         return await asyncio.to_thread(status)
@@ -249,10 +237,9 @@ def status_routes(
     def add_file(path: str, name: str, content_type: str) -> None:
         content = Path(__file__).with_name(name).read_bytes()
 
-        @router.get(path, include_in_schema=False)
+        @app.get(path, include_in_schema=False)
         async def respond() -> Response:
             return Response(content, headers={**PAGE_HEADERS, "Content-Type": content_type})
 
     for path, (name, content_type) in PAGE_FILES.items():
         add_file(path, name, content_type)
-    return router

@@ -4,7 +4,8 @@ Shape suffixes: B rows of the batch, S positions with padding.
 """
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,20 +90,6 @@ def generate_tokens(
     return output[:, tokens_BS.shape[1] :].tolist()
 
 
-@dataclass
-class PhaseCounters:
-    """Counters summed over the measured requests, by phase."""
-
-    prefill: dict[str, float] = field(default_factory=dict)
-    decode: dict[str, float] = field(default_factory=dict)
-
-    def add(self, before: dict[str, float], between: dict[str, float], after: dict[str, float]):
-        """Add a request: the growth during its prefill and the growth after it."""
-        for phase, start, end in ((self.prefill, before, between), (self.decode, between, after)):
-            for key in end:
-                phase[key] = phase.get(key, 0) + end[key] - start[key]
-
-
 def run_serve_task(task: ServeTask) -> dict[str, Any]:
     """Serve all requests and return a `ServedRun` as a dictionary.
 
@@ -129,7 +116,9 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
         engine = handle.engine
         require_predictor(config, system, engine)
         freeze_objects()
-        phases, tokens = PhaseCounters(), []
+        # Growth during the prefills of the measured requests, and after them.
+        prefill, decode = Counter[str](), Counter[str]()
+        tokens = []
         ttft, tpot, seconds = [], [], 0.0
         for request in task.requests:
             mark, before = PrefillMark(engine), read_counters(engine)
@@ -141,7 +130,9 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
                 continue
             seconds += time.perf_counter() - started
             assert mark.after_prefill is not None
-            phases.add(before, mark.after_prefill, read_counters(engine))
+            after = read_counters(engine)
+            prefill.update({key: mark.after_prefill[key] - before[key] for key in before})
+            decode.update({key: after[key] - mark.after_prefill[key] for key in after})
             ttft.append(engine.stats.prefill_seconds[-1])
             tpot += engine.stats.decode_seconds[first:]
         run = ServedRun(
@@ -150,8 +141,8 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             ttft_seconds=ttft,
             tpot_seconds=tpot,
             wall_seconds=seconds,
-            prefill=phases.prefill,
-            decode=phases.decode,
+            prefill=dict(prefill),
+            decode=dict(decode),
             adaptive_prefetch=engine.report()["adaptive_prefetch"],
             predictor=engine.driver.predictor_kind,
             reuse_predictor=engine.driver.reuse_predictor_kind,

@@ -6,7 +6,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from runtime.serving.api.routes import PAGE_FILES, status_routes
+from runtime.serving.api.routes import PAGE_FILES, add_status_routes
 
 POLICY = [
     *("base-uri 'none'", "connect-src 'self'", "default-src 'none'", "form-action 'none'"),
@@ -19,7 +19,7 @@ MARKUP = r"(inner|outer)HTML|insertAdjacentHTML|document\.write|\beval\(|Functio
 @pytest.fixture(scope="module")
 def client() -> TestClient:
     app = FastAPI()
-    app.include_router(status_routes(dict, lambda: (b"", "text/plain")))
+    add_status_routes(app, dict, lambda: (b"", "text/plain"))
     return TestClient(app)
 
 
