@@ -193,23 +193,16 @@ class HeapTrimmer(ServiceObserver):
     When the server is idle, everything that its last answers needed has been freed.
     """
 
-    def __init__(
-        self,
-        *,
-        interval_seconds: float = TRIM_INTERVAL_SECONDS,
-        trim: Callable[[], None] = return_free_heap,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._interval, self._trim_heap, self._clock = interval_seconds, trim, clock
-        self._last_trim = clock()
+    def __init__(self) -> None:
+        self._last_trim = time.monotonic()
 
     def on_step(self, seconds: float, choices: list[CompletionChoice]) -> None:  # noqa: ARG002
-        if self._clock() - self._last_trim >= self._interval:
+        if time.monotonic() - self._last_trim >= TRIM_INTERVAL_SECONDS:
             self._trim()
 
     def on_idle(self) -> None:
         self._trim()
 
     def _trim(self) -> None:
-        self._trim_heap()
-        self._last_trim = self._clock()
+        return_free_heap()
+        self._last_trim = time.monotonic()

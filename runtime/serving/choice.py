@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runtime.generation.answer import Answer, FinishReason, TokenDelta
-from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.generation.prefix_cache import RunningText
 from runtime.generation.sampling import (
     LogprobRecorder,
@@ -96,8 +95,6 @@ class CompletionChoice(Answer):
         self.sampling = sampling
         self.request_id = request_id
         self._deliver_events = deliver
-        self.task: SequenceTask | None = None
-        """The coroutine that generates it, from when it is started."""
         self.num_reused = 0
         """Tokens of the prompt that were not computed, as an earlier text begins with them."""
         self._text: RunningText | None = None

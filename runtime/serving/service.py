@@ -275,9 +275,7 @@ class GenerationService:
                 choice = self._waiting.popleft()
                 tokenizer, drafting = loaded.info.tokenizer, loaded.drafting
                 generate = partial(choice.run, loaded.model, tokenizer, drafting=drafting)
-                self._running[choice] = choice.task = loaded.group.start(
-                    generate, seed=choice.sampling.seed
-                )
+                self._running[choice] = loaded.group.start(generate, seed=choice.sampling.seed)
             choice.started_at = time.monotonic()
             self._reuse_prefix(choice)
             self._notify("on_started", choice)

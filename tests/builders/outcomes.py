@@ -15,8 +15,8 @@ ZERO = {
 def made_run(**fields: Any) -> ServedRun:
     """Make a run of one request of three new tokens; `fields` replace the defaults."""
     values = {
-        "tokens": [[[1, 2, 3]]], "prefill": ZERO, "decode": ZERO, "threads": 2,
-        "load_seconds": 1.0, "ttft_seconds": [1.0], "tpot_seconds": [0.1, 0.1], "wall_seconds": 1.5,
+        "tokens": [[[1, 2, 3]]], "prefill": ZERO, "decode": ZERO,
+        "ttft_seconds": [1.0], "tpot_seconds": [0.1, 0.1], "wall_seconds": 1.5,
         "adaptive_prefetch": None, "predictor": None, "reuse_predictor": None, "note": None,
         "arena_bytes": 100, "arena_slots": 10, "weights_bytes": 50, "peak_memory_bytes": 400,
         "page_cache_bytes": 0,

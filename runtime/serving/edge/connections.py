@@ -10,7 +10,6 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -56,12 +55,9 @@ DEADLINES = {ConnectionPhase.WAITING: IDLE_SECONDS, ConnectionPhase.UNREAD: WRIT
 class ConnectionLimits:
     """Watches all connections of a server, within its event loop."""
 
-    def __init__(
-        self, limit: int = MAX_CONNECTIONS, *, clock: Callable[[], float] = time.monotonic
-    ):
+    def __init__(self, limit: int = MAX_CONNECTIONS):
         self.limit = limit
         """Most connections: more open files than the system allows would end reads and imports."""
-        self._clock = clock
         self._states: dict[H11Protocol, tuple[tuple[Any, ...], float]] = {}
         """What each connection waits for, and since when."""
 
@@ -71,14 +67,14 @@ class ConnectionLimits:
     def make_protocol(self, *arguments: Any, **options: Any) -> H11Protocol:
         """Called by uvicorn for each accepted connection."""
         protocol = H11Protocol(*arguments, **options)
-        self._states[protocol] = (read_state(protocol), self._clock())
+        self._states[protocol] = (read_state(protocol), time.monotonic())
         if len(self._states) > self.limit:
             self.check()
         return protocol
 
     def check(self) -> None:
         """End the connections whose deadline has passed, then those beyond the limit."""
-        now = self._clock()
+        now = time.monotonic()
         for protocol, (before, since) in list(self._states.items()):
             if is_lost(protocol):
                 del self._states[protocol]

@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import stat
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,22 +33,14 @@ class PromptRecorder(ServiceObserver):
     Args:
         fraction: share of the answers whose prompts are recorded.
         max_bytes: size of the file at which the recording pauses.
-        draw: draws a number of [0, 1).
 
     Raises:
         MoecastError: the file cannot be written.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        fraction: float,
-        max_bytes: int,
-        draw: Callable[[], float] = random.random,
-    ):
+    def __init__(self, path: Path, *, fraction: float, max_bytes: int):
         self.path = path
-        self._fraction, self._max_bytes, self._draw = fraction, max_bytes, draw
+        self._fraction, self._max_bytes = fraction, max_bytes
         self.is_active = True
         """False from the first failed write on."""
         self.num_requests = 0
@@ -63,7 +54,7 @@ class PromptRecorder(ServiceObserver):
 
     def on_ended(self, choice: CompletionChoice) -> None:
         is_complete = choice.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if not (self.is_active and is_complete) or self._draw() >= self._fraction:
+        if not (self.is_active and is_complete) or random.random() >= self._fraction:
             return
         line = json.dumps({"tokens": choice.prompt}, separators=(",", ":")) + "\n"
         try:

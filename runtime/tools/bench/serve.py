@@ -98,7 +98,6 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
     """
     config = task.config
     system = with_counts(task.case.variant.system, config.model, config.entries)
-    started = time.perf_counter()
     model = load_model(
         LoadOptions(
             model=config.model,
@@ -111,7 +110,6 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             forced_routing=config.routing is not None,
         )
     )
-    load_seconds = time.perf_counter() - started
     with model.moecast as handle, force_routing(handle.layers, config.routing):
         engine = handle.engine
         require_predictor(config, system, engine)
@@ -137,7 +135,6 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             tpot += engine.stats.decode_seconds[first:]
         run = ServedRun(
             tokens=tokens,
-            load_seconds=load_seconds,
             ttft_seconds=ttft,
             tpot_seconds=tpot,
             wall_seconds=seconds,
@@ -151,7 +148,6 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             arena_slots=engine.cache.top.cache.num_slots,
             weights_bytes=count_weight_bytes(model),
             peak_memory_bytes=peak_memory_bytes(),
-            threads=torch.get_num_threads(),
         )
         return asdict(run)
 

@@ -102,8 +102,6 @@ class ServedRun:
 
     tokens: Tokens
     """Tokens of all requests, the warm-up included."""
-    load_seconds: float
-    """Time to load the model, libraries already imported."""
     ttft_seconds: list[float]
     tpot_seconds: list[float]
     """Times of all decode steps."""
@@ -121,7 +119,6 @@ class ServedRun:
     arena_slots: int
     weights_bytes: int
     peak_memory_bytes: int
-    threads: int
     page_cache_bytes: int | None = None
     """Bytes of the model's files that the run left in the page cache; None where unknown."""
 

@@ -40,9 +40,10 @@ def test_file__is_its_owners_and_continued(tmp_path: Path) -> None:
     assert recorded(path) == [[3]]
 
 
-def test_sample__has_complete_answers_only(tmp_path: Path) -> None:
+def test_sample__has_complete_answers_only(tmp_path: Path, monkeypatch) -> None:
     draws = iter([0.3, 0.5, 0.1])
-    recorder = make(tmp_path / "f", fraction=0.4, draw=lambda: next(draws))
+    monkeypatch.setattr("random.random", lambda: next(draws))
+    recorder = make(tmp_path / "f", fraction=0.4)
     recorder.on_ended(ended([9], FinishReason.ABORT))
     recorder.on_ended(ended([9], FinishReason.ERROR))
     for number in range(3):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from runtime.config import ModelConfig, SystemConfig
 from runtime.presets import load_system
+from runtime.serving import app
 from runtime.serving.app import HeapTrimmer
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.config import ServeConfig
@@ -186,13 +187,13 @@ TRIMS = [(range(100), False, [30, 60, 90]), ([29, 30.5, 31], True, [29, 30.5, 31
 
 @pytest.mark.parametrize(("seconds", "is_idle", "expected"), TRIMS)
 def test_trimmer__trims_once_an_interval_and_whenever_the_server_is_idle(
-    seconds: Iterable[float], is_idle: bool, expected: list[float]
+    seconds: Iterable[float], is_idle: bool, expected: list[float], monkeypatch
 ) -> None:
     now = [0.0]
     trims: list[float] = []
-    trimmer = HeapTrimmer(
-        interval_seconds=30, trim=lambda: trims.append(now[0]), clock=lambda: now[0]
-    )
+    monkeypatch.setattr(app, "return_free_heap", lambda: trims.append(now[0]))
+    monkeypatch.setattr(app, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    trimmer = HeapTrimmer()
     for now[0] in seconds:
         trimmer.on_step(0.1, [])
         if is_idle:
