@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from collect.config import LauncherConfig
 from predictors.errors import MoecastError, describe_error
@@ -110,23 +110,12 @@ _worker: UnitWorker
 """The worker that this process is, if it is one."""
 
 
-class UnitProcess(Protocol):
-    """A process with a `UnitWorker`; its futures fail if it dies."""
-
-    opened: Future[Any]
-    """Ends when the worker has opened its work, or cannot."""
-
-    def submit(self, unit: str) -> Future[str]:
-        """Runs `UnitWorker.run`."""
-        ...
-
-    def close(self) -> None:
-        """Ends the process, whatever it is doing."""
-        ...
-
-
 class WorkerGroup:
-    """A number of such processes.
+    """A number of processes with a `UnitWorker` each.
+
+    A process has `opened`, a future that ends when the worker has opened its work, or cannot;
+    `submit`, which runs `UnitWorker.run` of a unit and returns its future; and `close`, which ends
+    it, whatever it is doing. Its futures fail if it dies.
 
     Args:
         start: Starts the process of a number from 0 on.
@@ -137,7 +126,7 @@ class WorkerGroup:
 
     def __init__(
         self,
-        start: Callable[[int], UnitProcess],
+        start: Callable[[int], Any],
         num_workers: int,
         has_died: Callable[[BaseException | None], bool],
         *,

@@ -20,7 +20,6 @@ from collect.traces.checks import is_finite
 from collect.traces.columns import (
     DATASET_INFO,
     STATE,
-    HashingFile,
     dataset_info,
     dataset_state,
     write_stream,
@@ -111,13 +110,16 @@ class TraceWriter:
         assert set(arrays) == set(self._columns), "a unit has the plan's columns"
         stem = unit_stem(self.plan, unit)
         with self.storage.open_new(f"{stem}.arrow") as file:
-            sink = HashingFile(file)
-            write_stream(sink, self._columns, arrays)
+            write_stream(file, self._columns, arrays)
+            size = file.tell()
+            file.flush()
+            with Path(file.name).open("rb") as written:
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
         listed = REQUESTS.dump_json(list(requests), indent=1) + b"\n"
         record = ShardRecord(
             unit=unit,
             rows=len(arrays["request"]),
-            data=TraceFile(name=f"{stem}.arrow", sha256=sink.hexdigest(), size=sink.size),
+            data=TraceFile(name=f"{stem}.arrow", sha256=digest, size=size),
             requests=write_small(self.storage, f"{stem}.requests.json", listed),
         )
         self.storage.write(f"{stem}{RECORD}", record.to_bytes())

@@ -1,6 +1,5 @@
 """The commands push, promote, sign, rm and gc: they change a zoo."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +23,21 @@ def open_writable_zoo(where: str | None, *, key: Path | None = None) -> Writable
 
 
 def push(config: PushConfig) -> dict[str, Any]:
-    """Publishes entries that have everything that others need to trust them."""
+    """Publishes entries that have everything that others need to trust them.
+
+    None is published if one of them cannot be.
+    """
     if config.alias is not None:
         check_alias(config.alias)
-    target = open_writable_zoo(config.zoo, key=config.key)
-    entries = add_all(target, find_entry_folders(config.path), alias=config.alias)
-    return {"published": [summarize(entry) for entry in entries], "in": target.storage.address}
-
-
-def add_all(
-    zoo: WritableZoo, folders: Sequence[Path], *, alias: str | None = None
-) -> list[ZooEntry]:
-    """Publishes the entries of folders, or none if one of them cannot be published."""
-    entries = [check_publishable(open_entry(folder)) for folder in folders]
+    zoo = open_writable_zoo(config.zoo, key=config.key)
+    where = zoo.storage.address
+    entries = [check_publishable(open_entry(one)) for one in find_entry_folders(config.path)]
     # Of two versions, the one made later becomes the latest.
     entries.sort(key=lambda entry: entry.manifest.created)
     for entry in entries:
-        digest = zoo.add(entry, alias=alias)
-        print_line(f"published {entry.manifest.name}@{digest[:12]} in {zoo.storage.address}")
-    return entries
+        digest = zoo.add(entry, alias=config.alias)
+        print_line(f"published {entry.manifest.name}@{digest[:12]} in {where}")
+    return {"published": [summarize(entry) for entry in entries], "in": where}
 
 
 def find_entry_folders(path: Path) -> list[Path]:

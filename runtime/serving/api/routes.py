@@ -156,11 +156,8 @@ def add_generation_routes(app: FastAPI, service: GenerationService, config: Serv
                 {name: value for name, value in choice.items() if name != "logprobs"}
                 for choice in whole[response.answers]
             ]
-        if request.num_logprobs:
-            # It may take seconds, during which the event loop would answer nobody.
-            content = await asyncio.to_thread(write_json, whole)
-        else:
-            content = to_json(whole).encode()
+        # Log-probabilities may take seconds, during which the event loop would answer nobody.
+        content = await asyncio.to_thread(write_json, whole)
         return Response(content, media_type="application/json")
 
     @app.post("/v1/completions")
