@@ -60,14 +60,14 @@ class UnitResult:
         return cls(**json.loads(text))
 
 
+@dataclass
 class UnitWorker:
     """Does units of one entry point, which it opens once."""
 
-    def __init__(self, entry: str, arguments: str, threads: int):
-        self.entry = entry
-        self.arguments = arguments
-        self.threads = threads
-        self._do: DoUnit | None = None
+    entry: str
+    arguments: str
+    threads: int
+    _do: DoUnit | None = None
 
     def open(self) -> None:
         """Loads the model or whatever the work needs, unless that was done before.

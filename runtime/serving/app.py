@@ -76,9 +76,7 @@ def create_app(
         routes.add_status_routes(app, telemetry.status, telemetry.metrics.render)
     app.add_exception_handler(RequestError, handle_request_error)
     app.add_exception_handler(RequestValidationError, handle_validation_error)
-    app.add_exception_handler(HTTPException, handle_http_error)
-    for status in (404, 405):
-        app.add_exception_handler(status, path_errors(service))
+    app.add_exception_handler(HTTPException, http_errors(service))
     # The middleware that is added last is the outermost.
     max_bytes = parse_size(config.max_body, name="max_body")
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_bytes, timeout_seconds=body_seconds)
@@ -122,26 +120,24 @@ def escape_message(text: str) -> str:
     return text[:MAX_MESSAGE_LENGTH].encode("ascii", "backslashreplace").decode()
 
 
-async def handle_http_error(_request: Request, error: Exception) -> JSONResponse:
-    """Answer Starlette's own errors: unknown path, wrong method, unreadable body."""
-    assert isinstance(error, HTTPException)
-    failure = RequestError(escape_message(str(error.detail)), status=error.status_code)
-    return ErrorAnswer(failure, error.headers or {})
+def http_errors(service: GenerationService) -> Callable[[Request, Exception], Any]:
+    """The handler of Starlette's own errors: unknown path, wrong method, unreadable body.
 
-
-def path_errors(service: GenerationService) -> Callable[[Request, Exception], Any]:
-    """The handler of unknown paths and wrong methods, which name what there is instead."""
+    The first two name what there is instead.
+    """
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        loaded = service.loaded
-        model = f", with the model {loaded.info.name!r}" if loaded is not None else ""
-        error.detail = (
-            f"{request.method} {request.url.path}: {error.detail}; this server has POST "
-            "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and GET "
-            f"/v1/models{model}"
-        )
-        return await handle_http_error(request, error)
+        problem, loaded = str(error.detail), service.loaded
+        if error.status_code in (404, 405):
+            model = f", with the model {loaded.info.name!r}" if loaded is not None else ""
+            problem = (
+                f"{request.method} {request.url.path}: {problem}; this server has POST "
+                "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and GET "
+                f"/v1/models{model}"
+            )
+        failure = RequestError(escape_message(problem), status=error.status_code)
+        return ErrorAnswer(failure, error.headers or {})
 
     return handle
 

@@ -265,12 +265,6 @@ def make_autoscaling(config: ServeConfig) -> AutoscalingConfig | None:
     )
 
 
-def describe_replicas(config: ServeConfig) -> str:
-    if config.max_replicas is None:
-        return f"{config.replicas} replicas"
-    return f"{config.replicas} to {config.max_replicas} replicas"
-
-
 def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:600]
 
@@ -292,9 +286,10 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
         replicas.deploy()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: signals.put(number))
+        most = "" if config.max_replicas is None else f" to {config.max_replicas}"
         console.print(
             f"{config.served_names[0]} at http://{config.host}:{config.port}/v1 "
-            f"({describe_replicas(config)})",
+            f"({config.replicas}{most} replicas)",
             highlight=False,
             soft_wrap=True,
         )

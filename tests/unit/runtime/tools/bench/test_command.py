@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
 
 from configs.program import run_program
 from runtime.commands import bench
@@ -139,21 +138,20 @@ def test_check__another_token_is_an_error_that_names_the_place():
     same = [[[1, 2, 3]], [[4, 5, 6]]]
     other = [[[1, 2, 3]], [[4, 9, 6]]]
     arms = [outcome("on-demand", tokens=same), outcome("moecast", tokens=same, number=2)]
-    console = Console()
-    check(arms, {}, console)
-    check(arms, {1: same}, console)
+    check(arms, {})
+    check(arms, {1: same})
     arms[1].runs[1] = replace(arms[1].runs[1], tokens=other)
     where = "request 1, row 0, new token 1: moecast, budget 50%, batch 1, run 2 gave 9, on-demand"
     with pytest.raises(TokensDiffer, match=where):
-        check(arms, {}, console)
+        check(arms, {})
     with pytest.raises(TokensDiffer, match=r"gave 2, plain Transformers gave 7"):
-        check(arms[:1], {1: [[[1, 7, 3]], [[4, 5, 6]]]}, console)
+        check(arms[:1], {1: [[[1, 7, 3]], [[4, 5, 6]]]})
     # Rows of other batch sizes are other computations.
-    check([arms[0], outcome("lfu", tokens=other, batch=2)], {}, console)
+    check([arms[0], outcome("lfu", tokens=other, batch=2)], {})
 
 
 def test_check__nothing_that_ran_is_an_error():
     failed = outcome("promoe", number=0)
     failed.failed = "no zoo entry"
     with pytest.raises(NothingRan, match="no zoo entry"):
-        check([failed], {}, Console())
+        check([failed], {})
