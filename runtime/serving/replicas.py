@@ -52,12 +52,6 @@ class ReplicasFailed(MoecastError):
     """Ray could not start the replicas."""
 
 
-class ReplicasLost(ReplicasFailed):
-    """The head of the cluster is lost, and the replicas with it."""
-
-    ends_process = HeadLost.ends_process
-
-
 class ServerReplica:
     """The server's application and engine thread, without a socket: Ray Serve owns the port.
 
@@ -203,7 +197,7 @@ class ReplicaSet:
         """Ask the cluster's head whether it is there, unless that was done a moment ago.
 
         Raises:
-            ReplicasLost: Ray was left already.
+            HeadLost: Ray was left already.
         """
         try:
             self._watch.check()
@@ -212,7 +206,7 @@ class ReplicaSet:
             self._is_lost = True
             if self._owns_ray:
                 ray.shutdown()
-            raise ReplicasLost(
+            raise HeadLost(
                 f"{error}. Its replicas end too; start the cluster again (on each node ray stop "
                 "--force, then ray start), then run the same command"
             ) from error
@@ -317,7 +311,7 @@ def wait_for_signal(
     """Return the next signal. Python runs signal handlers only between two short waits.
 
     Raises:
-        ReplicasFailed: the cluster's head is lost.
+        HeadLost: the cluster's head is lost.
     """
     while True:
         try:

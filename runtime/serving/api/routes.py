@@ -156,8 +156,11 @@ def add_generation_routes(app: FastAPI, service: GenerationService, config: Serv
                 {name: value for name, value in choice.items() if name != "logprobs"}
                 for choice in whole[response.answers]
             ]
-        # Log-probabilities may take seconds, during which the event loop would answer nobody.
-        content = await asyncio.to_thread(write_json, whole)
+        if request.num_logprobs:
+            # It may take seconds, during which the event loop would answer nobody.
+            content = await asyncio.to_thread(write_json, whole)
+        else:
+            content = to_json(whole).encode()
         return Response(content, media_type="application/json")
 
     @app.post("/v1/completions")
