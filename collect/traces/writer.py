@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 
 from collect.errors import TraceError
 from collect.traces.checks import is_finite
-from collect.traces.columns import (
-    DATASET_INFO,
-    STATE,
-    dataset_info,
-    dataset_state,
-    write_stream,
-)
+from collect.traces.columns import DATASET_INFO, STATE, dataset_info, dataset_state, write_stream
 from collect.traces.layout import TraceSignal, column_name, signal_dtype, trace_columns
 from collect.traces.manifest import (
     MANIFEST,

@@ -50,7 +50,7 @@ def run(config: BatchConfig) -> dict[str, Any]:
         ]
         print_line(
             f"{len(prompts)} prompts, {len(journal.done)} of them done; {len(left)} batches of "
-            f"{config.batch_size} to run, {100 * padding_share(batches):.1f} % padding",
+            f"{config.batch_size} to run, {100 * padding_share(batches):.1f} % padding"
         )
         if not left:
             return {"prompts": len(prompts), "written": 0, "output": str(config.output)}
@@ -74,7 +74,7 @@ def run(config: BatchConfig) -> dict[str, Any]:
         )
     print_line(
         f"{ran.num_tokens} tokens in {seconds:.1f} s, {ran.num_tokens / seconds:.1f} tokens/s: "
-        f"{config.output}",
+        f"{config.output}"
     )
     return {
         "prompts": len(prompts),
@@ -179,14 +179,14 @@ def show_plan(planned: PlannedRun) -> None:
         f"{'measured before' if planned.measured.was_known else 'measured'}: attention "
         f"{1000 * costs.attention:.2f} ms, gate {1000 * costs.gate:.2f} ms per batch; an expert "
         f"{1000 * costs.expert_fixed:.2f} ms and {1e6 * costs.expert_per_token:.1f} us per token; "
-        f"its transfer {1000 * costs.expert_io:.2f} ms",
+        f"its transfer {1000 * costs.expert_io:.2f} ms"
     )
     streams = planned.dense is DensePlacement.STREAM
     print_line(
         f"dense weights: {planned.dense_bytes / MIB:.1f} MiB "
         f"{'of buffers, read layer by layer' if streams else 'in memory'}; transfers of a layer's "
         f"{'take' if streams else 'would take'} {1000 * costs.attention_io:.2f} ms, of its gate's "
-        f"{1000 * costs.gate_io:.2f} ms",
+        f"{1000 * costs.gate_io:.2f} ms"
     )
     offloaded = f", {plan.offloaded_bytes / MIB:.1f} MiB offloaded" if plan.offloaded_bytes else ""
     print_line(f"KV caches of {plan.n} batches: {plan.kv_bytes / MIB:.1f} MiB{offloaded}")

@@ -318,12 +318,12 @@ def print_plan(
         "budget: what budget=auto takes here. hits: the share of the experts in memory, as if all "
         "were equally likely; real routing is more local and reads less. least TPOT: bytes read "
         "divided by the disk's bandwidth, or bytes of weights that a token uses divided by the "
-        "memory's, whichever is longer",
+        "memory's, whichever is longer"
     )
     if failed := next((plan for plan in plans if plan.error is not None), None):
         print_line(
             f"without a budget here, figures are those of the least budget; {failed.format}: "
-            f"{failed.error}",
+            f"{failed.error}"
         )
 
 

@@ -211,7 +211,7 @@ def print_report(chosen: ModelConfig, report: dict[str, Any]) -> None:
             f"host memory, {estimate['experts_on_host']} are computed there; a layer waits "
             f"{1000 * estimate['layer_seconds']:.2f} in place of "
             f"{1000 * estimate['layer_seconds_without']:.2f} ms, if copies and products do not "
-            "slow each other down",
+            "slow each other down"
         )
     if report["outlook"] is None:
         print_line(f"no estimates: {report['outlook_rests_on']}")

@@ -42,7 +42,7 @@ def run(config: InflateConfig) -> dict[str, Any]:
         f"{FIELD} {plan.neurons_before} -> {plan.neurons}: each expert grows from "
         f"{plan.expert_bytes_before / MIB:.2f} MiB to {plan.expert_bytes / MIB:.2f} MiB, "
         f"all {plan.num_experts} take {total / MIB:.1f} MiB; the checkpoint takes "
-        f"{plan.num_bytes / MIB:.1f} MiB",
+        f"{plan.num_bytes / MIB:.1f} MiB"
     )
     started = time.monotonic()
     with progress(Console(stderr=True), "inflating", total=plan.num_bytes) as advance:

@@ -93,7 +93,7 @@ def run(config: PackConfig) -> dict[str, Any]:
     if left:
         print_line(
             f"not quantised, because {coding.group_size or SMALLEST_BLOCK} weights do not divide "
-            "their rows: " + ", ".join(left),
+            "their rows: " + ", ".join(left)
         )
     contents = describe_contents(
         layouts,
@@ -109,7 +109,7 @@ def run(config: PackConfig) -> dict[str, Any]:
     num_experts = sum(source.experts_per_layer)
     print_line(
         f"{num_experts} experts of {config.model.name}: {in_memory / MIB:.1f} MiB in memory, "
-        f"{total_bytes(contents) / MIB:.1f} MiB packed",
+        f"{total_bytes(contents) / MIB:.1f} MiB packed"
     )
     started = time.monotonic()
     try:
@@ -129,12 +129,12 @@ def run(config: PackConfig) -> dict[str, Any]:
     served_from = shlex.quote(f"store.path={output}")
     print_line(
         f"{output}: {done.written} experts written, {done.kept} existing ones verified, in "
-        f"{seconds:.1f} s; serve them with {served_from}",
+        f"{seconds:.1f} s; serve them with {served_from}"
     )
     if dense is not None:
         print_line(
             f"{dense}: the model without its experts; serve it without the checkpoint: moecast "
-            f"serve {shlex.quote(str(dense))} {served_from}",
+            f"serve {shlex.quote(str(dense))} {served_from}"
         )
     return {
         "output": str(output),

@@ -25,13 +25,7 @@ from runtime.hf.loading import StrippedModel, load_stripped
 from runtime.hf.probes import Probes
 from runtime.policy.eviction.base import Expert
 from runtime.policy.tier import TransferTask
-from runtime.profiling.bandwidth import (
-    ProbeReader,
-    Reads,
-    measure_reads,
-    seconds,
-    trimmed_mean,
-)
+from runtime.profiling.bandwidth import ProbeReader, Reads, measure_reads, seconds, trimmed_mean
 from runtime.sim.hardware import MeasuredHardware, Overheads, nearest_latencies
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert

@@ -74,10 +74,8 @@ class ModelInfo:
     @property
     def max_length(self) -> int | None:
         """Most tokens of prompt and answer that this server accepts; None: unlimited."""
-        bounds = [
-            self.context_length,
-            None if self.kv_budget is None else self.kv_budget.max_length,
-        ]
+        kept = None if self.kv_budget is None else self.kv_budget.max_length
+        bounds = (self.context_length, kept)
         return min((bound for bound in bounds if bound is not None), default=None)
 
     @cached_property

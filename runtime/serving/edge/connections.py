@@ -11,9 +11,9 @@ import socket
 import struct
 import time
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
+import psutil
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = logging.getLogger(__name__)
@@ -157,15 +157,10 @@ def connection_limit(*, num_connections: int = 0, reserved: float = 0.0) -> int:
     if most == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
     try:
-        num_files = count_open_files()
+        num_files = psutil.Process().num_fds()
     except OSError as error:
         if error.errno not in OUT_OF_FILES:
             raise
         num_files = most  # counting takes a descriptor itself
     free = most - (num_files - num_connections) - SPARE_FILES
     return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, int(free * (1 - reserved))))
-
-
-def count_open_files() -> int:
-    """Open descriptors of this process."""
-    return sum(1 for _ in Path("/dev/fd").iterdir())
