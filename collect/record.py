@@ -101,7 +101,7 @@ def collect(
         say=say,
     ) as pool:
         trace = record_with(pool, job, console)
-        on_launched(pool.as_dict())
+        on_launched(pool.counts)
     return trace
 
 

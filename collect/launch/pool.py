@@ -54,9 +54,8 @@ class WorkerPool:
         self._retries = config.retries
         self._say = say
         self._engine = start_engine(config, entry, arguments, logs, name, say)
-        self.num_units = 0
-        """Of the last `run`, as `num_retried`."""
-        self.num_retried = 0
+        self.counts = {"units": 0, "retried": 0}
+        """Of the last `run`."""
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -73,7 +72,7 @@ class WorkerPool:
             LaunchError: an error of the user at once; otherwise, when all other units are done, the
                 units that failed more than `retries` times.
         """
-        self.num_units, self.num_retried = len(units), 0
+        self.counts = {"units": len(units), "retried": 0}
         values: dict[str, Any] = {}
         errors: dict[str, str] = {}
         tries: Counter[str] = Counter()
@@ -94,7 +93,7 @@ class WorkerPool:
                 errors[unit] = result.error
                 tries[unit] += 1
                 is_last = tries[unit] > self._retries
-                self.num_retried += not is_last
+                self.counts["retried"] += not is_last
                 then = "given up" if is_last else "tried again"
                 self._say(f"{unit[:12]} is {then}: {result.error}; logs: {self._engine.logs}")
             waiting = [u for u in waiting if u not in values and tries[u] <= self._retries]
@@ -107,9 +106,6 @@ class WorkerPool:
                 "same command again: it does only what is missing"
             )
         return values
-
-    def as_dict(self) -> dict[str, int]:
-        return {"units": self.num_units, "retried": self.num_retried}
 
 
 def start_engine(

@@ -87,14 +87,11 @@ class UnitWorker:
         """Returns the `UnitResult` as JSON; an exception's traceback goes to the log."""
         try:
             self.open()
-        except Exception as error:
-            return UnitResult(unit=unit, error=_describe(error), is_fatal=True).to_json()
-        # Whatever the exception, the model stays loaded for the next unit.
-        assert self._do is not None
-        try:
+            assert self._do is not None
             return UnitResult(unit=unit, value=self._do(unit)).to_json()
         except Exception as error:
-            is_fatal = isinstance(error, MoecastError)
+            # Whatever the exception, a model that is loaded stays so for the next unit.
+            is_fatal = self._do is None or isinstance(error, MoecastError)
             return UnitResult(unit=unit, error=_describe(error), is_fatal=is_fatal).to_json()
 
 

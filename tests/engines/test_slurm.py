@@ -88,7 +88,7 @@ class HeldRecording:
         with WorkerPool(config, ENTRY, arguments, **options) as pool:
             missing = [self.plan.units[unit] for unit in self.writer.missing()]
             pool.run(missing, advance=advance)
-            self.retried = pool.num_retried
+            self.retried = pool.counts["retried"]
 
     @contextmanager
     def in_background(self) -> Iterator[None]:

@@ -100,7 +100,7 @@ def test_pool__reports_unit_and_logs_of_a_failure() -> None:
         pool.run(["a", "b", "c"])
     assert lines == ["a is tried again: a!; logs: logs", "a is given up: a!; logs: logs"]
     assert set(engine.done) == {"b", "c"}
-    assert pool.as_dict() == {"units": 3, "retried": 1}
+    assert pool.counts == {"units": 3, "retried": 1}
 
 
 def test_pool__gives_up_when_no_worker_reports_anything() -> None:
