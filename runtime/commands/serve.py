@@ -26,7 +26,7 @@ def run(config: ServeConfig) -> dict[str, Any]:
     # Imported here: libraries that these import start threads, which then share the heap.
     from runtime.serving.app import create_server
     from runtime.serving.edge.middleware import KEY_VARIABLE, load_api_keys
-    from runtime.serving.logs import configure_json_logging
+    from runtime.serving.logs import STDERR, DroppingHandler, configure_json_logging
     from runtime.serving.observe.recording import open_recorder
     from runtime.serving.observe.tracing_settings import open_tracing
     from runtime.serving.server import ServiceManager, listen, serve, server_url
@@ -45,7 +45,7 @@ def run(config: ServeConfig) -> dict[str, Any]:
 
         return serve_replicas(config, keys, version)
     tracing = open_tracing(os.environ, version=version)
-    configure_json_logging(secrets=keys)
+    configure_json_logging(DroppingHandler(STDERR), secrets=keys)
     recorder = open_recorder(config)
     service, app = create_server(
         config, keys=keys, version=version, tracing=tracing, recorder=recorder

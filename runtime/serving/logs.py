@@ -10,13 +10,14 @@ import io
 import json
 import logging
 import queue
-import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
-from typing import Any, TextIO
+from typing import Any
 
+STDERR = 2
+"""Its descriptor, also where `sys.stderr` was replaced by a text in memory."""
 MAX_QUEUED_CHARS = 4 << 20
 """Most characters of lines that wait to be written."""
 END_SECONDS = 1.0
@@ -76,15 +77,8 @@ def utc_timestamp(seconds: float) -> str:
     return text.replace("+00:00", "Z")
 
 
-def configure_json_logging(
-    *, secrets: Iterable[str] = (), stream: TextIO | None = None
-) -> logging.Handler:
-    """Send all log records and warnings of this process to `stream` (stderr) as JSON lines.
-
-    Lines that a file or pipe does not take in time are dropped and counted: nothing waits for the
-    reader of the log. Returns the handler.
-    """
-    handler = make_handler(stream or sys.stderr)
+def configure_json_logging(handler: logging.Handler, *, secrets: Iterable[str] = ()) -> None:
+    """Send all log records and warnings of this process to the handler as JSON lines."""
     handler.setFormatter(JsonFormatter(secrets=secrets))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -94,16 +88,6 @@ def configure_json_logging(
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
-    return handler
-
-
-def make_handler(stream: TextIO) -> logging.Handler:
-    """A handler that waits for nobody; streams in memory are written at once."""
-    try:
-        descriptor = stream.fileno()
-    except io.UnsupportedOperation:
-        return logging.StreamHandler(stream)
-    return DroppingHandler(descriptor)
 
 
 class LineQueue(queue.Queue[logging.LogRecord | None]):

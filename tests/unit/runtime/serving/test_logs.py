@@ -31,7 +31,7 @@ KEY = "sk-secret-1"
 def stream() -> io.StringIO:
     """The log of this test."""
     written = io.StringIO()
-    configure_json_logging(secrets=[KEY, KEY + "0"], stream=written)
+    configure_json_logging(logging.StreamHandler(written), secrets=[KEY, KEY + "0"])
     return written
 
 
@@ -65,7 +65,7 @@ def test_exception__is_part_of_its_log_line(stream: io.StringIO) -> None:
 def test_log_lines_of_libraries__are_json_and_written_once(stream: io.StringIO) -> None:
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.addHandler(logging.StreamHandler(io.StringIO()))
-    configure_json_logging(stream=stream)
+    configure_json_logging(logging.StreamHandler(stream))
     uvicorn.error("Exception in ASGI application")
     logging.getLogger("uvicorn").warning("100%% %s", "odd\u2028text")
     events = [line["event"] for line in lines(stream)]
@@ -178,8 +178,8 @@ def test_process__ends_although_nobody_reads_its_log() -> None:
     reads, writes = os.pipe()
     code = """
 import logging, sys
-from runtime.serving.logs import configure_json_logging
-configure_json_logging()
+from runtime.serving.logs import DroppingHandler, configure_json_logging
+configure_json_logging(DroppingHandler(sys.stderr.fileno()))
 for number in range(3000):
     logging.info("%d %s", number, "x" * 100)
 print("done", flush=True)

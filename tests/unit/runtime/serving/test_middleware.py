@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_slow_body__times_out(folder: Path) -> None:
 @pytest.mark.parametrize("log_prompts", [False, True])
 def test_log__has_ids_and_counts_and_prompts_only_on_request(folder, log_prompts):
     stream = io.StringIO()
-    configure_json_logging(secrets=KEYS, stream=stream)
+    configure_json_logging(logging.StreamHandler(stream), secrets=KEYS)
     options = {"log_prompts": log_prompts}
     with running_server(lambda: tiny(folder), keys=KEYS, options=options) as server:
         body = {"prompt": "a very private matter", "max_tokens": 2}
