@@ -51,8 +51,6 @@ class RealSizeRow:
     budget_bytes: int
     experts_in_memory: float
     """Share of all experts that the budget holds."""
-    load_seconds: float
-    """Time to load the model from the disk, libraries already imported."""
     peak_memory_bytes: float
     overhead_bytes: float
     """Peak memory above the weights that are not experts and the budget."""
@@ -232,7 +230,6 @@ def describe_outcome(
         note=row.note,
         budget_bytes=runs[0].arena_bytes,
         experts_in_memory=min(1.0, runs[0].arena_bytes / experts_bytes),
-        load_seconds=statistics.median(run.load_seconds for run in runs),
         peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
         overhead_bytes=max(
             run.peak_memory_bytes - run.weights_bytes - run.arena_bytes for run in runs
