@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from collect.config import LauncherConfig
 from predictors.errors import MoecastError, describe_error
@@ -107,12 +107,23 @@ _worker: UnitWorker
 """The worker that this process is, if it is one."""
 
 
-class WorkerGroup:
-    """A number of processes with a `UnitWorker` each.
+class UnitProcess(Protocol):
+    """A process with a `UnitWorker`; its futures fail if it dies."""
 
-    A process has `opened`, a future that ends when the worker has opened its work, or cannot;
-    `submit`, which runs `UnitWorker.run` of a unit and returns its future; and `close`, which ends
-    it, whatever it is doing. Its futures fail if it dies.
+    opened: Future[Any]
+    """Ends when the worker has opened its work, or cannot."""
+
+    def submit(self, unit: str) -> Future[str]:
+        """Runs `UnitWorker.run`."""
+        ...
+
+    def close(self) -> None:
+        """Ends the process, whatever it is doing."""
+        ...
+
+
+class WorkerGroup:
+    """A number of such processes.
 
     Args:
         start: Starts the process of a number from 0 on.
@@ -123,7 +134,7 @@ class WorkerGroup:
 
     def __init__(
         self,
-        start: Callable[[int], Any],
+        start: Callable[[int], UnitProcess],
         num_workers: int,
         has_died: Callable[[BaseException | None], bool],
         *,

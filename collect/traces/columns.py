@@ -1,5 +1,6 @@
 """Shards as arrow streams, which `datasets` memory-maps, and columns over all shards as arrays."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,27 @@ STATE = "state.json"
 Columns = Mapping[str, tuple[np.dtype, int]]
 
 
+class HashingFile:
+    """A binary file that hashes what is written, so that its digest needs no second read."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self.size = 0
+        self.closed = False
+
+    def write(self, data: Any, /) -> int:
+        self._sha256.update(data)
+        self.size += memoryview(data).nbytes
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+
 def schema(columns: Columns) -> pa.Schema:
     """Returns the arrow schema of `layout.trace_columns`."""
     fields = []
@@ -27,7 +49,9 @@ def schema(columns: Columns) -> pa.Schema:
     return pa.schema(fields)
 
 
-def write_stream(sink: IO[bytes], columns: Columns, arrays: Mapping[str, NDArray]) -> None:
+def write_stream(
+    sink: HashingFile | IO[bytes], columns: Columns, arrays: Mapping[str, NDArray]
+) -> None:
     """Writes a single record batch, so that each column of a shard is a contiguous buffer."""
     fields = []
     for name, (dtype, width) in columns.items():

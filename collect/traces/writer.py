@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from collect.errors import TraceError
 from collect.traces.checks import is_finite
-from collect.traces.columns import DATASET_INFO, STATE, dataset_info, dataset_state, write_stream
+from collect.traces.columns import (
+    DATASET_INFO,
+    STATE,
+    HashingFile,
+    dataset_info,
+    dataset_state,
+    write_stream,
+)
 from collect.traces.layout import TraceSignal, column_name, signal_dtype, trace_columns
 from collect.traces.manifest import (
     MANIFEST,
@@ -104,16 +111,13 @@ class TraceWriter:
         assert set(arrays) == set(self._columns), "a unit has the plan's columns"
         stem = unit_stem(self.plan, unit)
         with self.storage.open_new(f"{stem}.arrow") as file:
-            write_stream(file, self._columns, arrays)
-            size = file.tell()
-            file.flush()
-            with Path(file.name).open("rb") as written:
-                digest = hashlib.file_digest(written, "sha256").hexdigest()
+            sink = HashingFile(file)
+            write_stream(sink, self._columns, arrays)
         listed = REQUESTS.dump_json(list(requests), indent=1) + b"\n"
         record = ShardRecord(
             unit=unit,
             rows=len(arrays["request"]),
-            data=TraceFile(name=f"{stem}.arrow", sha256=digest, size=size),
+            data=TraceFile(name=f"{stem}.arrow", sha256=sink.hexdigest(), size=sink.size),
             requests=write_small(self.storage, f"{stem}.requests.json", listed),
         )
         self.storage.write(f"{stem}{RECORD}", record.to_bytes())
