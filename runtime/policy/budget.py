@@ -12,15 +12,16 @@ from runtime.errors import BudgetError
 UNITS = {
     "": 1,
     "B": 1,
-    "KIB": KIB,
-    "MIB": MIB,
-    "GIB": GIB,
-    "TIB": 1024 * GIB,
+    **dict.fromkeys(("K", "KIB"), KIB),
+    **dict.fromkeys(("M", "MIB"), MIB),
+    **dict.fromkeys(("G", "GIB"), GIB),
+    **dict.fromkeys(("T", "TIB"), 1024 * GIB),
     "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
     "TB": 10**12,
 }
+"""Units by their upper-case names. `8G` is 8 GiB, as it is to Docker, systemd and Slurm."""
 FORMS = "a size such as 4GiB or 1TiB, a share such as 50%, or a fraction such as 0.5"
 """Forms of a budget, for error messages."""
 

@@ -33,7 +33,7 @@ def read_options(arguments: list[str]) -> dict[str, str]:
 def test_unit__limits_match_the_budget_and_the_grace_period() -> None:
     unit = read_unit()
     options = read_options(shlex.split(unit["ExecStart"])[2:])
-    memory = parse_size(f"{unit['MemoryMax']}iB", name="MemoryMax")
+    memory = parse_size(unit["MemoryMax"], name="MemoryMax")
     assert memory >= parse_size(options["budget"], name="budget") + (1 << 30)
     assert int(unit["TimeoutStopSec"]) > GRACE
 
