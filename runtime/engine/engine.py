@@ -160,6 +160,7 @@ class Engine:
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
         self._forward_lock.begin()
+        self._refuse_if_closed()
         requests = frozenset(np.unique(requests_T).tolist())
         new_request = not requests <= self._requests
         self._requests = requests
@@ -275,8 +276,7 @@ class Engine:
     def _request(
         self, layer: int, tokens_per_expert: dict[int, int], experts_TK: Ints | None = None
     ) -> list[int]:
-        if self._closed:
-            raise CheckpointError("this model was closed; load it again")
+        self._refuse_if_closed()
         if self._is_complete:
             self.cache.count_routed(layer, tokens_per_expert)
             order = self._pending[layer] = list(tokens_per_expert)
@@ -510,15 +510,25 @@ class Engine:
         self.driver.timeline = timeline
         return before
 
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            self._forward_lock.end()  # `close` waits for it in another thread
+            raise CheckpointError("this model was closed; load it again")
+
     def close(self) -> None:
-        """End the rings, close the files and complete the timeline. May be called twice."""
+        """End the rings, close the files and complete the timeline. May be called twice.
+
+        A step that another thread computes fails at its next layer, before they end.
+        """
         self._closed = True
+        self._forward_lock.begin()
         try:
             self.driver.close()
         finally:
             self.loop.close()
             if self.loop.timeline is not None:
                 self.loop.timeline.close()
+            self._forward_lock.end()
 
     @property
     def arena_bytes(self) -> int:

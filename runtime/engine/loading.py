@@ -125,12 +125,12 @@ class ModelHandle:
 
     def close(self) -> None:
         """End the transfer threads and close the files; the model cannot be used afterwards."""
-        self.probes.close()
-        if self.dense_stream is not None:
-            self.dense_stream.close(restore=False)
         try:
             self.engine.close()
         finally:
+            self.probes.close()
+            if self.dense_stream is not None:
+                self.dense_stream.close(restore=False)
             unfreeze_objects()
 
 

@@ -238,6 +238,13 @@ def refuse_to_save(*_args: Any, **_kwargs: Any) -> NoReturn:
     )
 
 
+def _refuse_to_copy(_protocol: int) -> NoReturn:
+    raise CheckpointError(
+        "copy or pickle: this model's experts are not in it but in moecast's arena; load the "
+        "checkpoint that it was loaded from once more"
+    )
+
+
 def _refuse_state(module: nn.Module, prefix: str, _keep_vars: bool) -> NoReturn:
     raise CheckpointError(
         f"state_dict: the experts of {prefix.rstrip('.') or type(module).__name__} are not in the "
@@ -270,7 +277,7 @@ def _refuse_conversion(
 
 
 def guard_model(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> None:
-    """Make saving and converting anything that contains experts an error."""
+    """Make saving, copying and converting anything that contains experts an error."""
     model.save_pretrained = refuse_to_save
     home = torch.empty(0, dtype=model.dtype, device=model.device)
     for layer in layers:
@@ -279,3 +286,4 @@ def guard_model(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> None:
         for end in range(len(parts) + 1):
             module = model.get_submodule(".".join(parts[:end]))
             vars(module)["_apply"] = partial(_refuse_conversion, module, home)
+            vars(module)["__reduce_ex__"] = _refuse_to_copy

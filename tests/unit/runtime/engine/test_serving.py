@@ -124,6 +124,22 @@ def test_close__ends_the_threads_and_later_use_is_an_error(folder):
         model(PROMPTS)
 
 
+def test_close__ends_a_step_of_another_thread_at_its_next_layer(folder):
+    model = serve(folder, budget="25%")
+    closing = threading.Thread(target=model.close)
+
+    def close(*_: object) -> None:
+        if not closing.ident:
+            closing.start()
+            wait_for(lambda: model.moecast.engine._closed)
+
+    model.model.layers[1].self_attn.register_forward_hook(close)
+    with pytest.raises(CheckpointError, match="was closed; load it again"):
+        model(PROMPTS)
+    closing.join(30)
+    assert not closing.is_alive()
+
+
 @pytest.mark.usefixtures("real_collections")
 def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_path):
     own_readers = watch_readers()

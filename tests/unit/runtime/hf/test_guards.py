@@ -1,5 +1,8 @@
 """What would silently leave experts out, or compute with none, is an error."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -63,6 +66,9 @@ def test_guard__saving_without_experts_are_refused(tmp_path, name):
         for part in (model, find_moe_layers(model)[0].block):
             with pytest.raises(CheckpointError, match="state_dict"):
                 part.state_dict()
+            for copy_one in (copy.deepcopy, pickle.dumps):
+                with pytest.raises(CheckpointError, match="copy or pickle"):
+                    copy_one(part)
         with pytest.raises(CheckpointError, match="save_pretrained"):
             model.save_pretrained(tmp_path / "saved")
         assert model.get_input_embeddings().state_dict()
