@@ -1,5 +1,6 @@
 """MXFP4 and FP8 matrices have the bits that Transformers' operations give them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,12 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from runtime.hf.loading import load_stripped
+from runtime.errors import CheckpointError
+from runtime.hf.loading import load_plain, load_stripped
 from runtime.store.conversion import ExpertConversion, dequantise_fp8, dequantise_mxfp4
 from tests.builders.families.build import save_family
-from tests.builders.quantised import QUANTISED, quantise_fp8, quantised
+from tests.builders.models import read_weights
+from tests.builders.quantised import QUANTISED, quantise_fp8, quantised, rewrite
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -71,3 +74,24 @@ def test_conversion__other_tensors_are_left_to_the_library(tmp_path: Path) -> No
     folder = save_family(tmp_path, "qwen3_moe", dtype=torch.bfloat16)
     conversions = list_conversions(quantise_fp8(folder, scale_dtype=torch.int32))
     assert {one._dequantise for one in conversions} == {None}
+
+
+@pytest.mark.parametrize("load", [load_stripped, load_plain])
+@pytest.mark.parametrize("part", ["experts.3.up_proj", "self_attn.q_proj"])
+def test_load__blocks_that_do_not_divide_a_matrix_are_refused(tmp_path, load, part) -> None:
+    """The library would give each scale the same number of rows, without a word."""
+    folder = quantise_fp8(save_family(tmp_path, "qwen3_moe", dtype=torch.bfloat16))
+    config = json.loads((folder / "config.json").read_text())
+    block = [12, 16]  # of 16 rows: 12 with the first scale and 4 with the second
+    config["quantization_config"]["weight_block_size"] = block
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = read_weights(folder)[f"model.layers.0.{'mlp.' * ('experts' in part)}{part}.weight"]
+
+    def change(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        if not name.endswith(f"{part}.weight_scale_inv"):
+            return {name: tensor}
+        return {name: torch.ones(-(-rows.shape[0] // block[0]), tensor.shape[1])}
+
+    rewrite(folder, change)
+    with pytest.raises(CheckpointError, match=rf"{part}\.weight.*blocks of \[12, 16\]"):
+        load(folder, dtype="auto")
