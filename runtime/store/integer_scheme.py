@@ -13,6 +13,11 @@ EXCLUDES = "-:"
 GPTQ_V1, GPTQ_V2 = "gptq", "gptq_v2"
 """Checkpoint formats of GPTQ: the first stores zero points less one."""
 
+WHOLE_ROW = -1
+"""GPTQ's group size where a row is one group."""
+CONSECUTIVE = (None, "weight", "static")
+"""Activation orders of compressed-tensors that leave groups of consecutive weights."""
+
 
 @dataclass(frozen=True)
 class IntegerScheme:
@@ -51,7 +56,9 @@ def find_scheme(where: Path | str, quantised: Any) -> IntegerScheme | None:
     if method == "awq":
         _require(where, method, "version", str(quantised.get("version", "gemm")).lower(), ("gemm",))
         return IntegerScheme(method, bits, is_symmetric=not quantised.get("zero_point", True))
-    _require(where, method, "desc_act", bool(quantised.get("desc_act")), (False,))
+    # With one group in a row, every order of its weights is the same.
+    orders = bool(quantised.get("desc_act")) and quantised.get("group_size") != WHOLE_ROW
+    _require(where, method, "desc_act", orders, (False,))
     _check_dynamic(where, method, quantised)
     kind = quantised.get("checkpoint_format") or GPTQ_V1
     _require(where, method, "checkpoint_format", kind, (GPTQ_V1, GPTQ_V2))
@@ -96,7 +103,7 @@ def _parse_compressed_tensors(where: Path | str, quantised: dict[str, Any]) -> I
         _require(where, method, "format", kind, ("pack-quantized",))
         _require(where, method, "weights.type", weights.get("type", "int"), ("int",))
         _require(where, method, "weights.num_bits", weights.get("num_bits"), (4, 8))
-        _require(where, method, "weights.actorder", weights.get("actorder") or None, (None,))
+        _require(where, method, "weights.actorder", weights.get("actorder") or None, CONSECUTIVE)
         chosen.add((weights["num_bits"], bool(weights.get("symmetric", True))))
     if len(chosen) != 1:
         raise CheckpointError(

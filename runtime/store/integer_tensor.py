@@ -27,7 +27,7 @@ from runtime.store.tensor_index import StoredTensor
 PARTS = {
     "compressed-tensors": {
         **{"weight_packed": "values", "weight_scale": "scales", "weight_zero_point": "zeros"},
-        "weight_shape": "",
+        **{"weight_g_idx": "order", "weight_shape": ""},
     },
     **dict.fromkeys(
         ("gptq", "awq"),

@@ -285,3 +285,34 @@ def test_load__options_of_modules_that_change_nothing_are_served(tmp_path, dynam
     refused = pytest.raises(CheckpointError, match="GPTQ and dynamic")
     with nullcontext() if is_served else refused:
         assert load_stripped(folder, "auto").holds_integers
+
+
+WHOLE_ROWS = {"group": 64, "group_size": -1, "desc_act": True}
+
+
+@pytest.mark.parametrize("order", ["static", "weight", "rows"])
+def test_load__orders_that_leave_groups_consecutive_are_served(tmp_path, order):
+    """The weights are those without the option, and an order in the file is refused."""
+    folder = tmp_path / "m"
+    if order == "rows":
+        integers.quantise_gptq(integers.save_wide(folder), **WHOLE_ROWS)
+    else:
+        pytest.importorskip("compressed_tensors")
+        integers.quantise_compressed_tensors(integers.save_wide(folder))
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = order
+        (folder / "config.json").write_text(json.dumps(config))
+    found = read_expert(load_stripped(folder, "auto").open_store(), 1, 5)
+    plain = integers.save_wide(tmp_path / "plain")
+    wanted = read_weights(plain)["model.layers.1.mlp.experts.5.down_proj.weight"].float()
+    step = wanted.abs().max() / 7
+    assert (found["down_proj"].float() - wanted).abs().max() <= 0.6 * step
+    if order != "rows":
+        order_K = torch.arange(64, dtype=torch.int32).flip(0) // 32
+
+        def change(key: str, tensor: Tensor) -> dict[str, Tensor]:
+            return {key: tensor, key.replace("weight_packed", "weight_g_idx"): order_K}
+
+        change_tensor(folder, "1.mlp.experts.5.down_proj.weight_packed", change)
+        with pytest.raises(TransferError, match="its g_idx has groups"):
+            read_expert(load_stripped(folder, "auto").open_store(), 1, 5)
