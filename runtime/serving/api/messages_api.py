@@ -151,7 +151,8 @@ class MessagesResponse(ItemizedResponse):
     def finish(self, reason: FinishReason) -> Iterable[dict[str, Any]]:
         found = self.stream.choices[0].stop_string
         self._reasons["stop_reason"] = STOP_REASONS.get(reason, "max_tokens")
-        if found in self._body.model_extra.get("stop_sequences", ()):
+        given = self._body.model_extra.get("stop_sequences", ())
+        if found in ([given] if isinstance(given, str) else given):
             self._reasons = {"stop_reason": "stop_sequence", "stop_sequence": found}
         usage = self.response()["usage"]
         yield {"type": "message_delta", "delta": self._reasons, "usage": usage}

@@ -75,9 +75,11 @@ def test_ends__have_their_reasons(agents: RunningServer, force: Force) -> None:
     assert create(agents).stop_reason == "end_turn"
     cut = create(agents, max_tokens=1)
     assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 1)
-    stopped = create(agents, stop_sequences=["banana", "two"])
-    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "two")
-    assert stopped.content[0].text == "one "
+    for sequences in (["banana", "two"], "two"):
+        stopped = create(agents, stop_sequences=sequences)
+        assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "two")
+        assert stopped.content[0].text == "one "
+    assert create(agents, stop_sequences="banana").stop_reason == "end_turn"
 
 
 def test_stream__has_the_official_events(agents: RunningServer, force: Force) -> None:
