@@ -3,10 +3,13 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
+from pydantic import Discriminator
+
 from runtime.generation.answer import FinishReason
 from runtime.serving.answers.answer_parser import ToolCall
-from runtime.serving.api.body_fields import UNSUPPORTED, Items, JsonObject, Text
+from runtime.serving.api.body_fields import TEXT, UNSUPPORTED, Items, JsonObject, Text
 from runtime.serving.api.itemized_response import ItemizedResponse, ItemKind
+from runtime.serving.api.schemas import OBJECT, kind_of_choice
 from runtime.serving.api.translation import (
     ConversationItem,
     TranslatedBody,
@@ -36,7 +39,9 @@ class ResponsesRequest(TranslatedBody):
 
     input: Annotated[Items[InputItem], text_as("content", role="user")]
     instructions: Text | None = None
-    tool_choice: Text | JsonObject = "auto"
+    tool_choice: Annotated[
+        Annotated[Text, TEXT] | Annotated[JsonObject, OBJECT], Discriminator(kind_of_choice)
+    ] = "auto"
     reasoning: JsonObject = {}
     text: JsonObject = {}
 

@@ -173,6 +173,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "tools[0].name": {"tools": [{"type": "function", "parameters": {}}]},
     "tools[0].parameters": {"tools": [{"type": "function", "name": "f", "parameters": "a"}]},
     "tool_choice.name": {"tools": FLAT_TOOLS, "tool_choice": {"type": "function"}},
+    "tool_choice": {"tool_choice": 1},
     "text.format": {"text": {"format": "text"}},
     "reasoning.effort": {"reasoning": {"effort": "banana"}},
     "max_output_tokens": {"max_output_tokens": 0},
