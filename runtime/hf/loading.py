@@ -315,6 +315,7 @@ def _from_pretrained(
         CheckpointError: the checkpoint has no tensor for a parameter, or one of another shape.
     """
     given: dict[str, Any] = {"state_dict": {}} if is_gguf(folder) else {}
+    is_quantised = getattr(config, "quantization_config", None) is not None
     is_name = isinstance(dtype, str) and dtype != "auto"
     with without_tables():
         model, found = cls.from_pretrained(
@@ -330,6 +331,10 @@ def _from_pretrained(
         )
     refuse_mismatched(folder, found["mismatched_keys"])
     refuse_missing(folder, found["missing_keys"])
+    # Of a quantised checkpoint, the library casts what it dequantises, and not the other weights.
+    for parameter in model.parameters() if is_quantised else ():
+        if parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.to(model.config.dtype)
     return model
 
 

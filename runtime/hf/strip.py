@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from runtime.config import DTYPES, PageCache
 from runtime.errors import CheckpointError
 from runtime.hf.layers import MoeLayer, find_adapter, find_expert_banks
+from runtime.store.conversion import read_smaller_blocks
 from runtime.store.files import FileReader
 from runtime.store.integer_scheme import IntegerScheme
 from runtime.store.integer_tensor import IntegerTensor, view_integers
@@ -188,6 +189,7 @@ def make_checked_class(
         parameters = strip_experts(stripped := copy.deepcopy(model))
         extents = _read_index(checkpoint_files, scheme)
         model._keys_to_ignore_on_load_unexpected = {""}
+        read_smaller_blocks(load_config.weight_mapping)
         collect_sources(stripped, parameters, extents, load_config.weight_mapping)
         return cls._load_pretrained_model(
             model, state_dict, checkpoint_files, load_config, *args, **kwargs
@@ -220,6 +222,7 @@ def make_stripped_class(
         parameters = strip_experts(model)
         if not parameters:
             raise CheckpointError(f"{cls.__name__} has no routed experts that moecast can serve")
+        read_smaller_blocks(load_config.weight_mapping)
         with open_tensors(model, parameters, checkpoint_files, load_config) as tensors:
             return cls._load_pretrained_model(
                 model, tensors, checkpoint_files, load_config, *args, **kwargs

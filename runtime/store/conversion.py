@@ -9,8 +9,8 @@ Shape suffixes: R rows (outputs), C columns (inputs), G groups of a row, B bytes
 """
 
 import weakref
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
+from transformers.core_model_loading import WeightConverter, WeightRenaming
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from runtime.errors import CheckpointError, Fault, TransferError
 from runtime.store.base import READERS
@@ -87,6 +89,8 @@ def _find_fp8(plan: WeightPlan) -> Dequantise | None:
         )
         if weight.dtype not in FP8_DTYPES or scale.dtype not in SCALE_DTYPES or not divides:
             return None
+        if find_smaller_blocks(weight.shape, scale.shape, _read_block(plan.converter)):
+            return None
     rows = [found[name].shape[0] for name in scales]
     columns, dtype = found[next(iter(scales))].shape[1], plan.parameter.dtype
 
@@ -98,6 +102,55 @@ def _find_fp8(plan: WeightPlan) -> Dequantise | None:
         return result_RC
 
     return dequantise
+
+
+def read_smaller_blocks(weight_mapping: Iterable[WeightRenaming | WeightConverter]) -> None:
+    """Make Transformers' FP8 operations read matrices whose last block is smaller.
+
+    DeepSeek-V3's `kv_a_proj_with_mqa` has 576 rows in blocks of 128. The library divides a matrix
+    into as many blocks of equal size as there are scales: it takes 96 of 192 rows for each of two
+    scales, without a word, and rejects five scales for 576 rows.
+    """
+    for converter in weight_mapping:
+        for operation in getattr(converter, "operations", ()):
+            if isinstance(operation, Fp8Dequantize):
+                operation._dequantize_one = partial(
+                    _dequantise_smaller_blocks, operation._dequantize_one, _read_block(converter)
+                )
+
+
+def _read_block(converter: Any) -> Sequence[int]:
+    """Return rows and columns of a block of FP8 scales; empty if a matrix has one scale."""
+    return converter.operations[0].hf_quantizer.quantization_config.weight_block_size or ()
+
+
+def _dequantise_smaller_blocks(
+    dequantise: Callable[..., Tensor],
+    block: Sequence[int],
+    weight: Tensor,
+    scales: Tensor,
+    output_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Dequantise with a scale for each row or column, where the last block is a smaller one."""
+    for axis in find_smaller_blocks(weight.shape, scales.shape, block):
+        scales = scales.repeat_interleave(block[axis], axis).narrow(axis, 0, weight.shape[axis])
+    return dequantise(weight, scales, output_dtype)
+
+
+def find_smaller_blocks(
+    weight: Sequence[int], scales: Sequence[int], block: Sequence[int]
+) -> list[int]:
+    """Return the axes (-2: rows, -1: columns) whose last block of scales is a smaller one.
+
+    Args:
+        weight: shape of a matrix, as `scales` is of its scales.
+        block: rows and columns of a block; empty if a matrix has one scale.
+    """
+    return [
+        axis
+        for axis, side in zip((-2, -1), block, strict=False)
+        if weight[axis] % side and 1 < scales[axis] == -(-weight[axis] // side)
+    ]
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -263,8 +263,7 @@ def collect_sources(
 
     Raises:
         CheckpointError: a parameter that nothing in the checkpoint leads to, an expert's tensor
-            that is missing, or, of any tensor of the model, quantised numbers without scales or in
-            blocks that do not divide them.
+            that is missing, or, of any tensor of the model, quantised numbers without scales.
     """
     mapping = list(weight_mapping)
     renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
@@ -293,14 +292,11 @@ def collect_sources(
             plan.converter = by_pattern[pattern]
         source = pattern or (plan.parameter.target if target in member_plans else key)
         plan.sources.setdefault(source, []).append(extents[key])
-    quantised = getattr(model.config, "quantization_config", None)
-    block = getattr(quantised, "weight_block_size", None) or ()
     for plan in [plan for plan in plans.values() if DEALS_OUT in plan.operations]:
         _deal_out(plan, plans)
     _share_tied(plans)
     for sources in (*others.values(), *(plan.sources for plan in plans.values())):
         require_scales(sources)
-        require_whole_blocks(sources, block)
     for plan in plans.values():
         if not plan.sources:
             raise CheckpointError(
@@ -330,27 +326,6 @@ def require_scales(sources: Mapping[str, list[StoredTensor]]) -> None:
                 f"{stored.key} ({dtype}) means nothing without {partner}, which the checkpoint has "
                 "not, or its quantization_config does not make known; fetch the model again"
             )
-
-
-def require_whole_blocks(sources: Mapping[str, list[StoredTensor]], block: Sequence[int]) -> None:
-    """Raise CheckpointError if the last block of FP8 scales is smaller than the others.
-
-    The library divides a matrix into blocks of equal size, which makes other weights: 192 rows in
-    blocks of 128 have two scales, and it takes 96 rows for each.
-
-    Args:
-        sources: as of `require_scales`.
-        block: rows and columns of a block as the configuration has them; empty if it has none.
-    """
-    for name, weights in sources.items():
-        for weight, scales in zip(weights, sources.get(f"{name}_scale_inv", []), strict=False):
-            sides = zip(weight.shape[-2:], scales.shape[-2:], block, strict=False)
-            if any(size % side and 1 < count == -(-size // side) for size, count, side in sides):
-                raise CheckpointError(
-                    f"{weight.key}, {weight.shape}, has FP8 scales for blocks of {block}, which do "
-                    "not divide it; Transformers dequantises whole blocks only, so this is not "
-                    "served. Use the original checkpoint, or one in another format"
-                )
 
 
 def is_a_weight(dtype: torch.dtype) -> bool:

@@ -9,12 +9,12 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from runtime.errors import CheckpointError
 from runtime.hf.loading import load_plain, load_stripped
 from runtime.store.conversion import ExpertConversion, dequantise_fp8, dequantise_mxfp4
 from tests.builders.families.build import save_family
 from tests.builders.models import read_weights
 from tests.builders.quantised import QUANTISED, quantise_fp8, quantised, rewrite
+from tests.builders.served import serving
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -76,22 +76,31 @@ def test_conversion__other_tensors_are_left_to_the_library(tmp_path: Path) -> No
     assert {one._dequantise for one in conversions} == {None}
 
 
-@pytest.mark.parametrize("load", [load_stripped, load_plain])
-@pytest.mark.parametrize("part", ["experts.3.up_proj", "self_attn.q_proj"])
-def test_load__blocks_that_do_not_divide_a_matrix_are_refused(tmp_path, load, part) -> None:
-    """The library would give each scale the same number of rows, without a word."""
+@pytest.mark.parametrize("part", ["mlp.experts.3.up_proj", "self_attn.q_proj"])
+def test_load__a_smaller_last_block_has_its_own_scale(tmp_path, part) -> None:
+    """As DeepSeek-V3's projection of 576 rows; the library takes blocks of equal size."""
     folder = quantise_fp8(save_family(tmp_path, "qwen3_moe", dtype=torch.bfloat16))
     config = json.loads((folder / "config.json").read_text())
     block = [12, 16]  # of 16 rows: 12 with the first scale and 4 with the second
     config["quantization_config"]["weight_block_size"] = block
     (folder / "config.json").write_text(json.dumps(config))
-    rows = read_weights(folder)[f"model.layers.0.{'mlp.' * ('experts' in part)}{part}.weight"]
+    name = f"model.layers.0.{part}.weight"
+    weight = read_weights(folder)[name]
+    num_rows, num_columns = weight.shape
+    scales = torch.rand(-(-num_rows // block[0]), num_columns // block[1]) + 0.5
+    end = f"{part.rpartition('.')[2]}.weight_scale_inv"  # that of every expert and layer
+    rewrite(folder, lambda key, tensor: {key: scales.clone() if key.endswith(end) else tensor})
+    scale_RC = scales.repeat_interleave(block[0], 0)[:num_rows].repeat_interleave(block[1], 1)
+    expected = (weight.float() * scale_RC).bfloat16()
 
-    def change(name: str, tensor: Tensor) -> dict[str, Tensor]:
-        if not name.endswith(f"{part}.weight_scale_inv"):
-            return {name: tensor}
-        return {name: torch.ones(-(-rows.shape[0] // block[0]), tensor.shape[1])}
-
-    rewrite(folder, change)
-    with pytest.raises(CheckpointError, match=rf"{part}\.weight.*blocks of \[12, 16\]"):
-        load(folder, dtype="auto")
+    plain = load_plain(folder, dtype="auto")
+    parameters = plain.model.layers[0].get_submodule(name.split(".")[3])
+    found = (
+        parameters.experts.gate_up_proj[3][num_rows:]
+        if "experts" in part
+        else parameters.q_proj.weight
+    )
+    assert torch.equal(found, expected)
+    tokens = torch.tensor([[5, 6, 7]])
+    with serving(folder, budget="40%") as model, torch.no_grad():
+        assert torch.equal(model(tokens).logits, plain(tokens).logits)
