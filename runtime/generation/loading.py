@@ -10,7 +10,15 @@ from transformers import PreTrainedModel
 
 from predictors.base import Predictor
 from predictors.errors import MoecastError
-from runtime.config import AUTO, DTYPES, REFERENCE_MODEL, ModelConfig, StoreConfig, SystemConfig
+from runtime.config import (
+    AUTO,
+    DTYPES,
+    REFERENCE_MODEL,
+    DecodeKernels,
+    ModelConfig,
+    StoreConfig,
+    SystemConfig,
+)
 from runtime.engine.devices import choose_device, choose_devices
 from runtime.engine.loading import LoadOptions, load_model, parse_budget
 from runtime.errors import CheckpointError
@@ -37,12 +45,14 @@ def load(
     store: str | Path | StoreConfig | None = None,
     expert_parallel: bool = False,
     trace_events: str | Path | None = None,
+    decode_kernels: str | None = None,
+    decode_threads: int | None = None,
 ) -> PreTrainedModel:
     """Loads a Mixture-of-Experts model without its experts and serves these from `budget`.
 
     The result has the model's own Transformers class: `generate`, `forward` and the rest work as
     usual and give bitwise what `experts_implementation="eager"` gives (on a GPU by default what
-    `"grouped_mm"` gives: `model.exact`). In addition it has
+    `"grouped_mm"` gives: `model.exact`) with the same kernels and threads. In addition it has
     `generate_many(prompts)`, `moecast` (its `ModelHandle`, with `stats()`) and `close()`.
 
     Args:
@@ -74,6 +84,9 @@ def load(
             model and are called alike. Each serves its share of the experts from its own `budget`.
             Sums differ from those of one process in their order.
         trace_events: File for a Chrome trace of all computations and transfers; None: no trace.
+        decode_kernels: `"library"` computes steps of one token in bfloat16 and float16 on a CPU
+            as Transformers does; by default they take faster kernels, whose last bits differ.
+        decode_threads: Threads of such steps; by default one, or all but one where that is faster.
 
     Returns:
         The model, in evaluation mode. Close it, or use `with model.moecast:`, to end its threads.
@@ -95,7 +108,14 @@ def load(
     if not isinstance(store, StoreConfig):
         store = StoreConfig(path=None if store is None else Path(store))
     options = LoadOptions(
-        model=configure_model(model, local_only=local_only, revision=revision, dtype=dtype),
+        model=configure_model(
+            model,
+            local_only=local_only,
+            revision=revision,
+            dtype=dtype,
+            decode_kernels=decode_kernels,
+            decode_threads=decode_threads,
+        ),
         system=choose_system(system),
         predictor=predictor,
         entries=None if entries is None else Path(entries),
@@ -127,26 +147,32 @@ def configure_model(
     local_only: bool | None = None,
     revision: str | None = None,
     dtype: str | torch.dtype | None = None,
+    decode_kernels: str | None = None,
+    decode_threads: int | None = None,
 ) -> ModelConfig:
     """Return a model's configuration; what is None stays as the preset or configuration has it.
 
     Raises:
-        CheckpointError: no such model or dtype; the message has the choices.
+        CheckpointError: no such model, dtype or kernels; the message has the choices.
     """
     if not isinstance(model, (str, Path, ModelConfig)):
         raise CheckpointError(
             f"model={model!r}: give the name of a preset, a folder or a Hub id ORG/NAME"
         )
     config = model if isinstance(model, ModelConfig) else find_model(model)
-    changes: dict[str, Any] = {}
-    if local_only is not None:
-        changes["local_only"] = local_only
-    if revision is not None:
-        changes["revision"] = revision
-    if dtype is not None:
-        changes["dtype"] = str(dtype).removeprefix("torch.")
-        if changes["dtype"] not in DTYPES:
-            raise CheckpointError(f"dtype={dtype}: allowed are {', '.join(DTYPES)}")
+    given = {
+        "local_only": local_only,
+        "revision": revision,
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "decode_kernels": decode_kernels,
+        "decode_threads": decode_threads,
+    }
+    changes: dict[str, Any] = {name: one for name, one in given.items() if one is not None}
+    for name, allowed in (("dtype", DTYPES), ("decode_kernels", list(DecodeKernels))):
+        if changes.get(name, allowed[0]) not in allowed:
+            raise CheckpointError(f"{name}={given[name]}: allowed are {', '.join(allowed)}")
+    if decode_kernels is not None:
+        changes["decode_kernels"] = DecodeKernels(decode_kernels)
     return replace(config, **changes)
 
 

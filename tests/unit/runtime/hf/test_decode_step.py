@@ -44,8 +44,7 @@ def settings_of_rows(monkeypatch, two_threads):
 
 def serve(folder, kernels=DecodeKernels.OWN, dtype="bfloat16"):
     steps = {"decode_kernels": kernels, "decode_threads": 1}
-    config = ModelConfig(name="tiny", id=str(folder), dtype=dtype, **steps)
-    return runtime.load(config, budget="50%", system="on-demand")
+    return runtime.load(folder, dtype=dtype, budget="50%", system="on-demand", **steps)
 
 
 CHOSEN = [
