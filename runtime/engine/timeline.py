@@ -5,6 +5,8 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,6 +39,17 @@ def open_partial(path: Path, partial: Path) -> TextIO:
         return os.fdopen(handle, "w", encoding="utf-8")
     except OSError as error:
         raise MoecastError(f"trace_events={path}: {error.strerror}; give another path") from error
+
+
+@contextmanager
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Raises MoecastError in place of an OSError that does not say which file it is of."""
+    try:
+        yield
+    except OSError as error:
+        raise MoecastError(
+            f"trace_events={path}: {error.strerror}; free space, give another path or leave it out"
+        ) from error
 
 
 class ChromeTraceWriter:
@@ -160,9 +173,10 @@ class ChromeTraceWriter:
     # ---- the file
 
     def _flush(self) -> None:
-        for event in self._events:
-            self._file.write(("" if self._is_first else ",\n") + json.dumps(event))
-            self._is_first = False
+        with explain_full_disk(self.path):
+            for event in self._events:
+                self._file.write(("" if self._is_first else ",\n") + json.dumps(event))
+                self._is_first = False
         self._events.clear()
 
     def close(self) -> None:
@@ -171,9 +185,9 @@ class ChromeTraceWriter:
             if self._closed:
                 return
             self._closed = True
-            self._flush()
-            self._file.write("\n]}\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._partial.replace(self.path)
+            with explain_full_disk(self.path), self._file:
+                self._flush()
+                self._file.write("\n]}\n")
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._partial.replace(self.path)

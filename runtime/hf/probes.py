@@ -205,6 +205,11 @@ class Probes:
     def _begin_step(self, args: tuple, kwargs: dict, *, is_encoder: bool) -> None:
         """Report the beginning of a step, with its tokens and their requests."""
         tokens, lane = find_tokens(args, kwargs), self.lane
+        if tokens.ndim != 2 or not tokens.numel():
+            raise CheckpointError(
+                f"the input's shape is {tuple(tokens.shape)}; give at least one token, as "
+                "(batch, sequence)"
+            )
         num_rows, num_tokens = tokens.shape
         cache = kwargs.get("past_key_values")
         if lane.begins_requests(num_rows, cache, is_encoder=is_encoder):

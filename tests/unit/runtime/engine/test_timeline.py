@@ -89,3 +89,16 @@ def test_writer__replaces_a_file_and_names_one_that_cannot_be(tmp_path):
     assert "traceEvents" in json.loads(path.read_text())
     with pytest.raises(MoecastError, match=r"trace_events=.*: File exists"):
         ChromeTraceWriter(path / "below")
+
+
+def test_writer__names_the_file_that_the_disk_has_no_room_for(tmp_path):
+    writer = ChromeTraceWriter(tmp_path / "trace.json")
+    writer._file.close()
+    writer._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+    with pytest.raises(
+        MoecastError, match=r"trace_events=.*trace\.json: No space left.*free space"
+    ):
+        writer.close()
+    assert writer._file.closed
+    writer.close()
+    assert not (tmp_path / "trace.json").exists()

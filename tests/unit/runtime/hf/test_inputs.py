@@ -21,6 +21,15 @@ from tests.builders.models import plain_eager
 from tests.builders.served import serving
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (5,)])
+def test_forward__no_tokens_are_refused_and_forecasts_go_on(folder, shape):
+    with serving(folder, budget="25%", system="moecast") as model:
+        with pytest.raises(CheckpointError, match="give at least one token"):
+            model(torch.zeros(shape, dtype=torch.long))
+        model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=6, pad_token_id=0)
+        assert model.moecast.stats()["predicted"] > 0
+
+
 def test_load__prompts_given_as_embeddings_are_served_bitwise(folder):
     plain = plain_eager(folder)
     tokens = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(1))
