@@ -6,12 +6,26 @@ from typing import Any
 
 from runtime.errors import CheckpointError
 
-METHODS = {"compressed-tensors": "compressed-tensors", "gptq": "GPTQ", "awq": "AWQ"}
+AUTO_ROUND = "auto-round"
+METHODS = {
+    "compressed-tensors": "compressed-tensors",
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    AUTO_ROUND: "AutoRound",
+}
 """Methods as in `config.json`, and as their projects write them."""
 EXCLUDES = "-:"
 """Before a pattern of GPTQ's `dynamic`: modules that are not quantised."""
 GPTQ_V1, GPTQ_V2 = "gptq", "gptq_v2"
 """Checkpoint formats of GPTQ: the first stores zero points less one."""
+PACKINGS = {
+    "auto_round:auto_gptq": {"quant_method": "gptq", "checkpoint_format": GPTQ_V1},
+    "auto_round:gptqmodel": {"quant_method": "gptq", "checkpoint_format": GPTQ_V2},
+    "auto_round": {"quant_method": "gptq", "checkpoint_format": GPTQ_V2},
+    "auto_round:auto_awq": {"quant_method": "awq"},
+}
+"""Layouts in which AutoRound packs integers (its export, 0.16), as other methods' options."""
+PLAIN_BITS = 16
 
 WHOLE_ROW = -1
 """GPTQ's group size where a row is one group."""
@@ -50,6 +64,9 @@ def find_scheme(where: Path | str, quantised: Any) -> IntegerScheme | None:
         return None
     if method == "compressed-tensors":
         return _parse_compressed_tensors(where, quantised)
+    if method == AUTO_ROUND:
+        quantised = _read_auto_round(where, quantised)
+        method = quantised["quant_method"]
     bits = quantised.get("bits", quantised.get("w_bit", 4))
     allowed = (4, 8) if method == "gptq" else (4,)
     _require(where, method, "bits", bits, allowed)
@@ -68,6 +85,30 @@ def find_scheme(where: Path | str, quantised: Any) -> IntegerScheme | None:
         is_symmetric=bool(quantised.get("sym", True)),
         zero_offset=int(kind == GPTQ_V1),
     )
+
+
+def _read_auto_round(where: Path | str, quantised: dict[str, Any]) -> dict[str, Any]:
+    """Return AutoRound's options as those of the method in whose layout it packs.
+
+    Groups of single modules may differ, as their tensors tell, and those of 16 bits are plain.
+    """
+    own: dict[str, Any] = {"bits": 4, "sym": True, "data_type": "int"} | quantised
+    packing = str(own.get("packing_format"))
+    _require(where, AUTO_ROUND, "packing_format", packing, tuple(PACKINGS))
+    _require(where, AUTO_ROUND, "data_type", own["data_type"], ("int",))
+    modules = own.get("extra_config") or {}
+    for name, value in own.items():
+        # Such as spinquant_config: of weights that were rotated, the model would rotate the inputs.
+        if name.endswith("_config") and name != "extra_config":
+            _require(where, AUTO_ROUND, name, value or None, (None,))
+    for module, options in modules.items():
+        changed = own | options
+        if changed["bits"] >= PLAIN_BITS:
+            continue
+        for option in ("bits", "sym", "data_type"):
+            at = f"extra_config {module} {option}"
+            _require(where, AUTO_ROUND, at, changed[option], (own[option],))
+    return {**own, **PACKINGS[packing], "zero_point": not own["sym"]}
 
 
 def _check_dynamic(where: Path | str, method: str, quantised: dict[str, Any]) -> None:

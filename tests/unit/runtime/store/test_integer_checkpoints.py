@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from runtime.errors import CheckpointError, TransferError
 from runtime.hf.loading import load_plain, load_stripped
 from runtime.store.base import name_format
 from runtime.store.ggml.library import find_products
+from runtime.store.integer_scheme import IntegerScheme, find_scheme
 from runtime.store.packed.coding import RAW
 from tests.builders import integers
 from tests.builders.memory import measure_allocated
@@ -316,3 +318,46 @@ def test_load__orders_that_leave_groups_consecutive_are_served(tmp_path, order):
         change_tensor(folder, "1.mlp.experts.5.down_proj.weight_packed", change)
         with pytest.raises(TransferError, match="its g_idx has groups"):
             read_expert(load_stripped(folder, "auto").open_store(), 1, 5)
+
+
+PACKINGS = {
+    "auto_round:auto_gptq": integers.quantise_gptq,
+    "auto_round:gptqmodel": partial(integers.quantise_gptq, version="gptq_v2", symmetric=False),
+    "auto_round": partial(integers.quantise_gptq, version="gptq_v2"),
+    "auto_round:auto_awq": integers.quantise_awq,
+}
+EXTRA = {"model.layers.0.mlp.gate": {"bits": 16}, "model.layers.1.*": {"group_size": 32}}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_load__auto_round_is_read_in_the_layout_that_it_packs_in(tmp_path, packing):
+    folder = PACKINGS[packing](integers.save_wide(tmp_path / "m"))
+    expected = read_expert(load_stripped(folder, "auto").open_store(), 1, 5)
+    config = json.loads((folder / "config.json").read_text())
+    is_symmetric = packing in ("auto_round", "auto_round:auto_gptq")
+    options = {"bits": 4, "group_size": 32, "sym": is_symmetric, "data_type": "int"}
+    config["quantization_config"] = {
+        "quant_method": "auto-round", "packing_format": packing, "extra_config": EXTRA, **options,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    found = read_expert(load_stripped(folder, "auto").open_store(), 1, 5)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+AUTO_ROUND_VARIANTS = [
+    ({"packing_format": "auto_round:llm_compressor"}, "packing_format='auto_round:llm_compr"),
+    ({"data_type": "mx_fp"}, "data_type='mx_fp'"),
+    ({"spinquant_config": {"r1": True}}, "spinquant_config"),
+    ({"extra_config": {"lm_head": {"bits": 8}}}, "extra_config lm_head bits=8"),
+    ({"extra_config": {"lm_head": {"sym": False}}}, "extra_config lm_head sym=False"),
+    ({"bits": 2}, "bits=2"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), AUTO_ROUND_VARIANTS)
+def test_scheme__variants_of_auto_round_are_refused_by_name(changes, message):
+    given = {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "sym": True}
+    assert find_scheme("m", given) == IntegerScheme("gptq", 4, is_symmetric=True)
+    with pytest.raises(CheckpointError, match=message):
+        find_scheme("m", given | changes)
