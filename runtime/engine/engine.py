@@ -522,13 +522,12 @@ class Engine:
         """
         self._closed = True
         self._forward_lock.begin()
-        try:
-            self.driver.close()
-        finally:
-            self.loop.close()
+        with contextlib.ExitStack() as last:  # whatever fails, the others are closed
+            last.callback(self._forward_lock.end)
             if self.loop.timeline is not None:
-                self.loop.timeline.close()
-            self._forward_lock.end()
+                last.callback(self.loop.timeline.close)
+            last.callback(self.loop.close)
+            self.driver.close()
 
     @property
     def arena_bytes(self) -> int:

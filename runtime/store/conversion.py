@@ -76,6 +76,7 @@ def _find_mxfp4(plan: WeightPlan) -> Dequantise | None:
 
 
 def _find_fp8(plan: WeightPlan) -> Dequantise | None:
+    assert plan.converter is not None
     if not plan.joins_experts(plan.operations[1:]):
         return None
     found = dict(zip(plan.sources, plan.extents(0), strict=True))
@@ -89,7 +90,9 @@ def _find_fp8(plan: WeightPlan) -> Dequantise | None:
         )
         if weight.dtype not in FP8_DTYPES or scale.dtype not in SCALE_DTYPES or not divides:
             return None
-        if find_smaller_blocks(weight.shape, scale.shape, _read_block(plan.converter)):
+        if find_smaller_blocks(
+            weight.shape, scale.shape, _read_block(plan.converter.operations[0])
+        ):
             return None
     rows = [found[name].shape[0] for name in scales]
     columns, dtype = found[next(iter(scales))].shape[1], plan.parameter.dtype
@@ -115,13 +118,13 @@ def read_smaller_blocks(weight_mapping: Iterable[WeightRenaming | WeightConverte
         for operation in getattr(converter, "operations", ()):
             if isinstance(operation, Fp8Dequantize):
                 operation._dequantize_one = partial(
-                    _dequantise_smaller_blocks, operation._dequantize_one, _read_block(converter)
+                    _dequantise_smaller_blocks, operation._dequantize_one, _read_block(operation)
                 )
 
 
-def _read_block(converter: Any) -> Sequence[int]:
+def _read_block(operation: Fp8Dequantize) -> Sequence[int]:
     """Return rows and columns of a block of FP8 scales; empty if a matrix has one scale."""
-    return converter.operations[0].hf_quantizer.quantization_config.weight_block_size or ()
+    return operation.hf_quantizer.quantization_config.weight_block_size or ()
 
 
 def _dequantise_smaller_blocks(

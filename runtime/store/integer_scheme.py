@@ -101,9 +101,11 @@ def _read_auto_round(where: Path | str, quantised: dict[str, Any]) -> dict[str, 
         # Such as spinquant_config: of weights that were rotated, the model would rotate the inputs.
         if name.endswith("_config") and name != "extra_config":
             _require(where, AUTO_ROUND, name, value or None, (None,))
+    _require(where, AUTO_ROUND, "extra_config", type(modules), (dict,))
     for module, options in modules.items():
+        _require(where, AUTO_ROUND, f"extra_config {module}", type(options), (dict,))
         changed = own | options
-        if changed["bits"] >= PLAIN_BITS:
+        if isinstance(changed["bits"], int) and changed["bits"] >= PLAIN_BITS:
             continue
         for option in ("bits", "sym", "data_type"):
             at = f"extra_config {module} {option}"
