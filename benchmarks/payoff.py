@@ -1,28 +1,31 @@
 """`python -m benchmarks payoff`: does forecasting ever cost more than it gains?
 
-moecast is to be at most 3 % slower than `on-demand`, whatever the format and the budget. Both serve
-the same prompts in turns, each run in its own process from an empty arena, so that the trial of the
-rule that decides (`runtime/policy/forecast_payoff.py`) and its mistakes are included.
+moecast is to be at most 3 % slower than `on-demand`, whatever the format and the budget. Both are
+loaded in one process and take turns request by request, so that a machine whose speed changes is as
+fast for one as for the other. Each repetition loads them anew, with empty arenas, so that the trial
+of the rule that decides (`runtime/policy/forecast_payoff.py`) and its mistakes are included.
 """
 
+import statistics
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.config import PayoffConfig
 from benchmarks.formats import FORMATS, pack_once
 from benchmarks.reports import describe_machine, print_line, write_report
-from benchmarks.served import serve_once
 from predictors.errors import MoecastError
 from runtime.config import ModelConfig, StoreConfig
+from runtime.engine.loading import LoadOptions, load_model
+from runtime.engine.memory import freeze_objects
+from runtime.policy.budget import Budget
 from runtime.presets import load_system
 from runtime.store.model_source import resolve
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.tasks import ServedRun, ServeTask, make_requests
-from runtime.tools.comparison import Case, Condition, Variant
+from runtime.tools.bench.serve import PrefillMark, generate_tokens, wait_for_links
+from runtime.tools.bench.tasks import BenchRequest, make_requests
 from runtime.tools.intervals import Interval, bootstrap_ratio
 
 SYSTEMS = ("on-demand", "moecast")
@@ -40,7 +43,7 @@ class PayoffRow:
     ratio: float
     """moecast's time over that of on-demand."""
     ratio_interval: Interval | None
-    """95 %, over the requests of all repetitions; None for fewer than 5."""
+    """95 %, over the requests of all repetitions in pairs; None for fewer than 5."""
     tokens_equal: bool
 
     @property
@@ -49,24 +52,50 @@ class PayoffRow:
         return (self.ratio_interval or (self.ratio,))[0] > LIMIT
 
 
-def compare(name: str, budget: str, turns: Sequence[Sequence[ServedRun]]) -> PayoffRow:
-    """Compares the runs of each turn, which are in the order of the systems."""
-    first = turns[0][0]
-    per_request = [
-        np.concatenate(
-            [np.reshape(turn[i].tpot_seconds, (len(first.ttft_seconds), -1)) for turn in turns]
-        ).mean(axis=1)
-        for i in range(len(SYSTEMS))
-    ]
-    on_demand, moecast = (float(means.mean()) for means in per_request)
+@dataclass(frozen=True)
+class Turn:
+    """One request under both systems, in their order."""
+
+    step_seconds: tuple[float, ...]
+    """Mean times of a decode step."""
+    tokens_equal: bool
+
+
+def serve_in_turns(bench: BenchConfig, budget: str, requests: Sequence[BenchRequest]) -> list[Turn]:
+    """Loads both systems and gives each request to one, then to the other."""
+    turns = []
+    with ExitStack() as stack:
+        models = []
+        for system in bench.system:
+            options = LoadOptions(
+                model=bench.model, system=system, budget=Budget.parse(budget), store=bench.store
+            )
+            models.append(load_model(options))
+            stack.enter_context(models[-1].moecast)
+        freeze_objects()
+        for number, request in enumerate(requests):
+            seconds, tokens = {}, {}
+            # In both orders, because the second finds other caches of the processor.
+            for i in ((0, 1), (1, 0))[number % 2]:
+                engine = models[i].moecast.engine
+                first = len(engine.stats.decode_seconds)
+                tokens[i] = generate_tokens(models[i], request, PrefillMark(engine))
+                seconds[i] = statistics.fmean(engine.stats.decode_seconds[first:])
+                wait_for_links(engine)
+            turns.append(Turn((seconds[0], seconds[1]), tokens[0] == tokens[1]))
+    return turns
+
+
+def compare(name: str, budget: str, turns: Sequence[Turn]) -> PayoffRow:
+    on_demand, moecast = zip(*(turn.step_seconds for turn in turns), strict=True)
     return PayoffRow(
         format=name,
         budget=budget,
-        on_demand_seconds=on_demand,
-        moecast_seconds=moecast,
-        ratio=moecast / on_demand,
-        ratio_interval=bootstrap_ratio(per_request[1].tolist(), per_request[0].tolist()),
-        tokens_equal=all(run.tokens == first.tokens for turn in turns for run in turn),
+        on_demand_seconds=statistics.fmean(on_demand),
+        moecast_seconds=statistics.fmean(moecast),
+        ratio=sum(moecast) / sum(on_demand),
+        ratio_interval=bootstrap_ratio(moecast, on_demand),
+        tokens_equal=all(turn.tokens_equal for turn in turns),
     )
 
 
@@ -88,22 +117,14 @@ def run_payoff(config: PayoffConfig) -> None:
                 requests=config.requests,
                 max_new_tokens=config.new_tokens,
                 warm_up_tokens=0,
-                device="cpu",
             )
             requests, _ = make_requests(bench, resolve(model))
             for budget in config.budget:
-                condition = Condition(budget, 1)
-                cases = [Case(Variant(label=s.name, system=s), condition) for s in bench.system]
-                tasks = [ServeTask(config=bench, case=c, requests=requests[1]) for c in cases]
-                turns = []
-                for turn in range(config.repetitions):
-                    runs = {
-                        i: serve_once(
-                            tasks[i], [store], Path(folder, f"{name}-{budget}-{turn}-{i}")
-                        )
-                        for i in ((0, 1), (1, 0))[turn % 2]
-                    }
-                    turns.append([runs[0], runs[1]])
+                turns = [
+                    turn
+                    for _ in range(config.repetitions)
+                    for turn in serve_in_turns(bench, budget, requests[1])
+                ]
                 row = compare(name, budget, turns)
                 rows.append(row)
                 print_line(

@@ -4,7 +4,7 @@ Shape suffixes: T tokens, D hidden size, K top_k, E experts, N tokens of one exp
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from enum import StrEnum
 from itertools import chain
@@ -17,6 +17,7 @@ from transformers.integrations.moe import ExpertsInterface
 
 from runtime.accelerator import host_copy, send
 from runtime.hf.quantised_experts import compute_quantised
+from runtime.hf.single_row import linear, multiply_rows
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 
 IMPLEMENTATION = "moecast"
@@ -31,6 +32,13 @@ Ready = Callable[[list[int]], Iterator[Mapping[int, ExpertWeights]]]
 EXPERTS, TOKENS, TOP_K, WIDTH, HIDDEN = 4, 24, 3, 4, 8
 """The tiny bank, on which a module's own loop and ours are compared bit by bit: every expert gets
 several tokens, every token several experts."""
+
+
+DIVIDED = 32_768
+"""Numbers from which on PyTorch divides an elementwise operation among threads."""
+EVEN = 128
+"""A multiple of the numbers that it computes at once, halves of a gate's too: what is left of a row
+is computed by other functions, and several rows together have no such rest, either."""
 
 
 class AccumulationDtype(StrEnum):
@@ -105,16 +113,16 @@ def compute_expert(module: nn.Module, weights: ExpertWeights, hidden_ND: Tensor)
     if there != home:
         hidden_ND = hidden_ND.to(there)
 
-    def linear(x: Tensor, name: str) -> Tensor:
+    def project(x: Tensor, name: str) -> Tensor:
         weight = weights[name]
-        x = x @ weight if module.is_transposed else F.linear(x, weight)
+        x = x @ weight if module.is_transposed else linear(x, weight)
         return x + weights[f"{name}_bias"] if module.has_bias else x
 
     if module.has_gate:
-        hidden = module._apply_gate(linear(hidden_ND, "gate_up_proj"))
+        hidden = module._apply_gate(project(hidden_ND, "gate_up_proj"))
     else:
-        hidden = module.act_fn(linear(hidden_ND, "up_proj"))
-    output = linear(hidden, "down_proj")
+        hidden = module.act_fn(project(hidden_ND, "up_proj"))
+    output = project(hidden, "down_proj")
     if there != home:
         output = output.to(home)
     return module.post_expert_norm(output) if module.has_post_expert_norm else output
@@ -215,13 +223,37 @@ def _compute_one_token(
     # A copy, as gathering makes one: where a tensor is aligned may change the last bits.
     hidden_ND = hidden_TD.clone(memory_format=torch.contiguous_format)
     parts: dict[int, Tensor] = {}
-    for expert, weights in _one_by_one(batches):
-        parts[expert] = compute_expert(module, weights, hidden_ND) * weight_of[expert]
+    for batch in batches:
+        outputs = _compute_together(module, batch, hidden_ND)
+        if outputs is None:
+            outputs = [compute_expert(module, weights, hidden_ND) for weights in batch.values()]
+        for expert, output in zip(batch, outputs, strict=True):
+            parts[expert] = output * weight_of[expert]
     first = next(iter(weight_of.values()), hidden_TD)
     final_TD = torch.zeros_like(hidden_TD, dtype=how.dtype(hidden_TD, first))
     for expert in wanted:
         final_TD += parts[expert].to(final_TD.dtype)
     return final_TD.to(hidden_TD.dtype)
+
+
+def _compute_together(
+    module: nn.Module, batch: Mapping[int, ExpertWeights], hidden_1D: Tensor
+) -> Sequence[Tensor] | None:
+    """Compute the experts that are ready for one token, `(1, D)` each, with the bits of each alone.
+
+    Returns:
+        None: they have to be computed one by one.
+    """
+    if module.is_transposed or module.has_bias or module.has_post_expert_norm:
+        return None
+    experts = [weights for weights in batch.values() if not isinstance(weights, QuantisedExpert)]
+    up = "gate_up_proj" if module.has_gate else "up_proj"
+    inner_EF = multiply_rows(hidden_1D, [weights[up] for weights in experts]) if experts else None
+    if inner_EF is None or inner_EF.numel() > DIVIDED or inner_EF.shape[1] % EVEN:
+        return None
+    inner_EF = module._apply_gate(inner_EF) if module.has_gate else module.act_fn(inner_EF)
+    output_ED = multiply_rows(inner_EF, [weights["down_proj"] for weights in experts])
+    return None if output_ED is None else output_ED.split(1)
 
 
 def compute_separate_rows(

@@ -45,6 +45,7 @@ from runtime.hf.model_faults import (
     refuse_missing,
     without_tables,
 )
+from runtime.hf.single_row import convert_linears
 from runtime.hf.strip import (
     Banks,
     list_taken_parameters,
@@ -280,6 +281,8 @@ def load_stripped(
     layers = find_moe_layers(model)
     apply_dense_format(model, layers, dense_format)
     place_together(model)
+    if model.device.type == "cpu" and model.dtype is torch.bfloat16:
+        convert_linears(model)
     if header is None:
         plans = [indexed[layer.name] for layer in layers if indexed]
     else:

@@ -29,6 +29,7 @@
 
 #include "../../../predictors/networks/exponential.h"
 #include "dots.h"
+#include "bfloat16.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define MULTIVERSIONED __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -716,13 +717,102 @@ static PyObject *encode(PyObject *module, PyObject *arguments) {
     return code(arguments, 0);
 }
 
+/* ---- rows in bfloat16 */
+
+#if HAS_OWN_DOTS
+typedef struct {
+    DotBfloat16 dot;
+    uint64_t *matrices; /* address of each */
+    Py_ssize_t num_matrices, rows, columns, chunks_of_matrix, rows_of_chunk;
+    const float *x;       /* one row for all matrices, or one for each */
+    Py_ssize_t x_columns; /* from the row of one matrix to that of the next */
+    const uint16_t *bias; /* (rows) of all matrices; NULL: none */
+    uint16_t *results;    /* (matrices, rows) */
+} RowsBfloat16;
+
+static void multiply_bfloat16_chunk(void *context, Py_ssize_t index) {
+    const RowsBfloat16 *call = context;
+    Py_ssize_t number = index / call->chunks_of_matrix;
+    Py_ssize_t row = index % call->chunks_of_matrix * call->rows_of_chunk;
+    Py_ssize_t end = row + call->rows_of_chunk < call->rows ? row + call->rows_of_chunk : call->rows;
+    const uint16_t *weights =
+        (const uint16_t *)(uintptr_t)call->matrices[number] + row * call->columns;
+    for (; row < end; row++, weights += call->columns) {
+        fetch_row(weights, call->columns);
+        float sum = call->dot(call->columns, weights, call->x + number * call->x_columns);
+        if (call->bias) sum = widen_bfloat16(call->bias[row]) + sum;
+        call->results[number * call->rows + row] = round_bfloat16(sum);
+    }
+}
+
+/* multiply_bfloat16(lanes, matrices, rows, columns, x, num_x, bias, results, num_threads): results
+ * `(matrices, rows)` of matrices `(rows, columns)` at these addresses and `num_x` rows of `x`, one
+ * for all matrices or one for each, and a bias `(rows)` or 0; all in bfloat16. Returns whether
+ * there is a kernel. */
+static PyObject *multiply_bfloat16(PyObject *module, PyObject *arguments) {
+    RowsBfloat16 call = {0};
+    PyObject *matrices;
+    unsigned long long x, bias, results;
+    Py_ssize_t num_x;
+    int lanes, num_threads;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "iOnnKnKKi:multiply_bfloat16", &lanes, &matrices, &call.rows,
+                          &call.columns, &x, &num_x, &bias, &results, &num_threads))
+        return NULL;
+    call.num_matrices = PyList_Size(matrices);
+    if (call.num_matrices < 1 || call.rows < 1 || call.columns < 1 ||
+        (num_x != 1 && num_x != call.num_matrices)) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no matrices and rows for them");
+        return NULL;
+    }
+    call.dot = find_dot_bfloat16(lanes);
+    if (!call.dot || call.columns % (2 * lanes)) Py_RETURN_FALSE;
+    call.x_columns = num_x == 1 ? 0 : call.columns;
+    call.bias = (const uint16_t *)(uintptr_t)bias;
+    call.results = (uint16_t *)(uintptr_t)results;
+    call.matrices = malloc(sizeof(uint64_t) * (size_t)call.num_matrices);
+    float *widened = malloc(sizeof(float) * (size_t)(num_x * call.columns));
+    int failed = !call.matrices || !widened;
+    for (Py_ssize_t m = 0; !failed && m < call.num_matrices; m++)
+        call.matrices[m] = PyLong_AsUnsignedLongLong(PyList_GetItem(matrices, m));
+    if (!failed && !PyErr_Occurred()) {
+        const uint16_t *from = (const uint16_t *)(uintptr_t)x;
+        for (Py_ssize_t i = 0; i < num_x * call.columns; i++) widened[i] = widen_bfloat16(from[i]);
+        call.x = widened;
+        Py_BEGIN_ALLOW_THREADS
+        Py_ssize_t all = call.num_matrices * call.rows;
+        num_threads = take_threads(num_threads, (double)all * (double)call.columns);
+        call.rows_of_chunk = all / (CHUNKS * num_threads);
+        if (call.rows_of_chunk < LEAST_ROWS) call.rows_of_chunk = LEAST_ROWS;
+        call.chunks_of_matrix = (call.rows + call.rows_of_chunk - 1) / call.rows_of_chunk;
+        run_chunks(multiply_bfloat16_chunk, &call, call.num_matrices * call.chunks_of_matrix,
+                   num_threads);
+        return_threads(num_threads);
+        Py_END_ALLOW_THREADS
+    }
+    free(call.matrices);
+    free(widened);
+    if (failed) return PyErr_NoMemory();
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_TRUE;
+}
+#else
+static PyObject *multiply_bfloat16(PyObject *module, PyObject *arguments) {
+    (void)module;
+    (void)arguments;
+    Py_RETURN_FALSE;
+}
+#endif
+
 /* ---- the module */
 
 static PyMethodDef functions[] = {
     {"open", open_library, METH_VARARGS, NULL}, {"describe", describe, METH_VARARGS, NULL},
     {"multiply", multiply, METH_VARARGS, NULL}, {"compute", compute, METH_VARARGS, NULL},
     {"add_up", add_up, METH_VARARGS, NULL},     {"decode", decode, METH_VARARGS, NULL},
-    {"encode", encode, METH_VARARGS, NULL},     {NULL, NULL, 0, NULL},
+    {"encode", encode, METH_VARARGS, NULL},
+    {"multiply_bfloat16", multiply_bfloat16, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
 };
 
 static PyModuleDef_Slot slots[] = {{0, NULL}};

@@ -56,3 +56,15 @@ def decode(
 def encode(
     number: int, num_rows: int, num_columns: int, weights: int, rows: int, num_threads: int, /
 ) -> None: ...
+def multiply_bfloat16(
+    lanes: int,
+    matrices: list[int],
+    num_rows: int,
+    num_columns: int,
+    x: int,
+    num_x: int,
+    bias: int,
+    results: int,
+    num_threads: int,
+    /,
+) -> bool: ...

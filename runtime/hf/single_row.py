@@ -1,0 +1,111 @@
+"""Products of a single row in bfloat16 on a CPU: to the last bit PyTorch's, in less time.
+
+PyTorch's own kernel for a single row, which steps of one token take (`runtime.hf.decode_step`),
+gets half of what memory gives a thread; `bfloat16.h` sums in the same order, fetches ahead, takes
+all experts of a layer that are ready in one call, and has threads whose number changes no bit.
+
+It is used where its bits are seen to be PyTorch's: for every number of columns once, on random
+rows.
+
+Shape suffixes: M matrices, N rows of weights, K columns.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.store.ggml.matrix import count_threads
+
+try:
+    from runtime.store.ggml import products
+except ImportError:  # installed without compiled code
+    products = None  # type: ignore[assignment]
+
+LANES = {"AVX2": 8, "AVX512": 16}
+"""Numbers in a vector of PyTorch's kernel, by what PyTorch says of the processor."""
+LEAST_ROWS = 16
+"""A matrix of fewer rows, such as a gate, is left to PyTorch, which may treat it as a vector."""
+TRIED_ROWS = 64
+
+
+def multiply_rows(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None = None
+) -> Tensor | None:
+    """Return `F.linear` of one row of `x` with each matrix.
+
+    Args:
+        x: bfloat16, `(1, K)` for all matrices, or `(M, K)`.
+        weights: M matrices `(N, K)`.
+        bias: `(N,)`.
+
+    Returns:
+        `(M, N)`; None: PyTorch has to multiply, because it would with other bits than these, or
+        because gradients are wanted.
+    """
+    first = weights[0]
+    if (
+        products is None
+        or x.dtype is not torch.bfloat16
+        or not x.is_cpu
+        or torch.is_grad_enabled()
+        or torch.backends.mkldnn.enabled
+        or first.shape[0] < LEAST_ROWS
+        or not all(w.is_cpu and w.dtype is x.dtype and w.is_contiguous() for w in weights)
+        or not _has_equal_bits(first.shape[1], bias is not None)
+    ):
+        return None
+    return _multiply(x.contiguous(), weights, bias)
+
+
+def _multiply(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> Tensor | None:
+    num_rows, num_columns = weights[0].shape
+    y_MN = torch.empty(len(weights), num_rows, dtype=x.dtype)
+    is_done = products.multiply_bfloat16(
+        LANES.get(torch.backends.cpu.get_cpu_capability(), 0),
+        [weight.data_ptr() for weight in weights],
+        num_rows,
+        num_columns,
+        x.data_ptr(),
+        len(x),
+        0 if bias is None else bias.data_ptr(),
+        y_MN.data_ptr(),
+        count_threads(),
+    )
+    return y_MN if is_done else None
+
+
+@cache
+def _has_equal_bits(num_columns: int, has_bias: bool) -> bool:
+    """Compare with PyTorch's kernel; oneDNN is off."""
+    generator = torch.Generator().manual_seed(0)
+    rows_NK = torch.randn(TRIED_ROWS, num_columns, generator=generator).bfloat16()
+    x_1K, bias = rows_NK[:1] * 0.5, rows_NK[:, 0].contiguous() if has_bias else None
+    y_1N = _multiply(x_1K, [rows_NK], bias)
+    return y_1N is not None and torch.equal(y_1N, F.linear(x_1K, rows_NK, bias))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `F.linear(x, weight, bias)`, of a single row by our kernel where that is possible."""
+    num_columns = x.shape[-1]
+    if x.numel() == num_columns:
+        y_1N = multiply_rows(x.reshape(1, num_columns), (weight,), bias)
+        if y_1N is not None:
+            return y_1N.view(*x.shape[:-1], len(weight))
+    return F.linear(x, weight, bias)
+
+
+class SingleRowLinear(nn.Linear):
+    """A linear layer that multiplies single rows by our kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def convert_linears(model: nn.Module) -> None:
+    """Let the linear layers of a model multiply single rows by our kernel; no bit changes."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = SingleRowLinear

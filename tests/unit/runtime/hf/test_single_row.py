@@ -1,0 +1,120 @@
+"""Products of a single row in bfloat16 have PyTorch's bits, or are left to PyTorch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import Qwen2MoeConfig
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
+
+from runtime.hf import experts, single_row
+from runtime.hf.experts import AccumulationDtype, compute_experts
+from runtime.hf.single_row import linear, multiply_rows
+
+COLUMNS = [16, 17, 32, 40, 48, 96, 128, 208, 768, 1984, 2048]
+"""With and without whole turns of the kernels' registers, rests of each length, two that fill no
+vectors."""
+
+
+@pytest.fixture(autouse=True)
+def without_onednn():
+    usual = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    with torch.no_grad():
+        yield
+    torch.backends.mkldnn.enabled = usual
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def bits(tensor):
+    return tensor.view(torch.int16).tolist()
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_linear__has_the_bits_of_pytorch(columns, has_bias):
+    for rows in (1, 16, 77, 600):  # the last: several threads
+        weight, bias = draw(rows, columns), draw(rows, seed=1) if has_bias else None
+        x = draw(1, 1, columns, seed=2)
+        assert bits(linear(x, weight, bias)) == bits(F.linear(x, weight, bias))
+
+
+def test_linear__has_the_bits_of_pytorch_for_numbers_that_are_none():
+    weight, x = draw(64, 64), draw(1, 64, seed=1)
+    weight[:8, 3], weight[8:16, 4], weight[16:24, 5] = float("nan"), float("inf"), -0.0
+    weight[24:32], weight[32:40] = 1e-39, 3e38
+    weight[40:48, 6], x[0, 7] = -float("inf"), 1e-40
+    assert bits(linear(x, weight)) == bits(F.linear(x, weight))
+
+
+def test_multiply_rows__multiplies_each_matrix_with_its_row():
+    weights, rows = [draw(48, 64, seed=seed) for seed in range(3)], draw(3, 64, seed=9)
+    own = multiply_rows(rows, weights)
+    if torch.backends.cpu.get_cpu_capability() == "AVX2" and single_row.products is not None:
+        assert own is not None, "this processor has a kernel with PyTorch's bits"
+    expected = [F.linear(row, weight) for row, weight in zip(rows.split(1), weights, strict=True)]
+    assert own is None or bits(own) == bits(torch.cat(expected))
+
+
+def leave_out(**changes):
+    return {"x": draw(1, 64), "weight": draw(48, 64, seed=1), **changes}
+
+
+LEFT = {
+    "another dtype": leave_out(x=torch.ones(1, 64), weight=torch.ones(48, 64)),
+    "few rows": leave_out(weight=draw(8, 64)),
+    "transposed": leave_out(weight=draw(64, 48).t()),
+    "several rows": leave_out(x=draw(2, 64)),
+}
+
+
+@pytest.mark.parametrize("case", LEFT.values(), ids=LEFT)
+def test_linear__leaves_other_products_to_pytorch(case, monkeypatch):
+    expected = F.linear(case["x"], case["weight"])
+    monkeypatch.setattr(single_row, "_multiply", lambda *_: pytest.fail("they are PyTorch's"))
+    assert torch.equal(linear(case["x"], case["weight"]), expected)
+
+
+def test_linear__is_left_to_pytorch_with_onednn_and_with_gradients(monkeypatch):
+    monkeypatch.setattr(single_row, "_multiply", lambda *_: pytest.fail("it is PyTorch's"))
+    weight, x = nn.Parameter(draw(48, 64)), draw(1, 64, seed=1)
+    with torch.enable_grad():
+        linear(x, weight).float().sum().backward()
+    assert weight.grad is not None
+    torch.backends.mkldnn.enabled = True
+    assert torch.equal(linear(x, weight), F.linear(x, weight))
+
+
+def test_linear__is_left_to_pytorch_where_its_bits_are_others(monkeypatch):
+    """On a processor for which PyTorch has another kernel, say."""
+    monkeypatch.setattr(single_row, "_multiply", lambda *_: torch.zeros(1, 64).bfloat16())
+    single_row._has_equal_bits.cache_clear()
+    assert multiply_rows(draw(1, 64), [draw(64, 64)]) is None
+    single_row._has_equal_bits.cache_clear()
+
+
+@pytest.mark.parametrize("width", [64, 96])
+def test_compute_experts__together_have_the_bits_of_each_alone(width, monkeypatch):
+    config = Qwen2MoeConfig(hidden_size=64, moe_intermediate_size=width, num_experts=6)
+    module = Qwen2MoeExperts(config)
+    ready = {
+        expert: {
+            "gate_up_proj": draw(2 * width, 64, seed=expert),
+            "down_proj": draw(64, width, seed=10 + expert),
+        }
+        for expert in (0, 2, 5)
+    }
+    chosen, weights = torch.tensor([[5, 0, 2]]), torch.tensor([[0.5, 0.25, 0.125]]).bfloat16()
+
+    def compute():
+        batches = iter([{2: ready[2]}, {5: ready[5], 0: ready[0]}])  # as they become ready
+        how = AccumulationDtype.HIDDEN
+        return compute_experts(module, lambda _: batches, how, draw(1, 64, seed=3), chosen, weights)
+
+    together = compute()
+    monkeypatch.setattr(experts, "multiply_rows", lambda *_: None)
+    monkeypatch.setattr(experts, "linear", F.linear)
+    assert bits(together) == bits(compute())
