@@ -17,10 +17,10 @@ Threads: such a step is many small products. Another thread has to be woken for 
 long as a product of a small expert: with experts in 4 bits one thread was twice as fast as two. One
 processor is left to the reads and forecasts that go on meanwhile: on two processors, a second
 thread made a step a sixth faster with all experts resident and 5 to 10 % slower while experts were
-read. Prompts and batches are computed with all threads. Products of quantised rows have threads of
-their own, which take what is there to be done without anybody waiting for them, and whose number
-changes no bit: these are as many as for prompts, while PyTorch's, which would keep a processor
-busy between two products, are left out.
+read. Prompts and batches are computed with all threads. Products of quantised rows, and of bfloat16
+with PyTorch's bits (`runtime.hf.single_row`), have threads of their own, which take what is there
+to be done without anybody waiting for them, and whose number changes no bit: these are as many as
+for prompts, while PyTorch's, which would keep a processor busy between two products, are left out.
 
 All three change the last bits (attention divides a sequence by threads), so that a reference has to
 be computed alike, and every process of a machine has to come to the same decision: it is measured
@@ -76,7 +76,7 @@ class ComputeSettings(NamedTuple):
     threads: int
     """PyTorch's."""
     own_threads: int
-    """Those of products of quantised rows; 0: as many as PyTorch's."""
+    """Those of products of quantised and of bfloat16 rows; 0: as many as PyTorch's."""
 
 
 def read_settings() -> ComputeSettings:
@@ -176,7 +176,7 @@ def apply_decode_threads(model: PreTrainedModel, wanted: int | None, *, expert_b
 
     Args:
         wanted: None: one, or one less than usual, whichever is faster on this machine, and as many
-            as usual for products of quantised rows.
+            as usual for products of quantised and of bfloat16 rows.
         expert_bytes: size of an expert as it is computed.
     """
     if model.device.type != "cpu":

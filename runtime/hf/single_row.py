@@ -28,6 +28,8 @@ LANES = {"AVX2": 8, "AVX512": 16}
 """Numbers in a vector of PyTorch's kernel, by what PyTorch says of the processor."""
 LEAST_ROWS = 16
 """A matrix of fewer rows, such as a gate, is left to PyTorch, which may treat it as a vector."""
+LEAST_WEIGHTS = 1 << 17
+"""A linear layer of fewer weights is left to PyTorch: they are in a cache, and calls cost more."""
 TRIED_ROWS = 64
 
 
@@ -105,7 +107,7 @@ class SingleRowLinear(nn.Linear):
 
 
 def convert_linears(model: nn.Module) -> None:
-    """Let the linear layers of a model multiply single rows by our kernel; no bit changes."""
+    """Let large linear layers of a model multiply single rows by our kernel; no bit changes."""
     for module in model.modules():
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and module.weight.numel() >= LEAST_WEIGHTS:
             module.__class__ = SingleRowLinear
