@@ -27,10 +27,9 @@ def formats_table(report: Document) -> list[str]:
     text = (
         "Live decode of the reference model inflated to 2 GiB of float32 experts, with "
         f"{format_size(report.budget_bytes)} for experts in every format, read from the disk past "
-        f"the page cache on {report.machine.cores} cores of {report.machine.cpu}, threads for "
-        f"computing: {report.machine.threads} ({report.repetitions} repetitions of "
-        f"{report.requests} requests of {report.new_tokens} tokens, in turns). Mean TPOT, "
-        "throughput over float32's within a repetition, hit rate:"
+        f"the page cache ({report.repetitions} repetitions of {report.requests} requests of "
+        f"{report.new_tokens} tokens, in turns). Mean TPOT, throughput over float32's within a "
+        "repetition, hit rate:"
     )
     return section(text, ["format", *columns], lines, report)
 
@@ -46,15 +45,15 @@ def payoff_table(report: Document) -> list[str]:
 
     def describe(row: Document) -> str:
         low, high = row.ratio_interval
-        return f"{row.ratio:.2f} ({low:.2f} to {high:.2f})"
+        return f"{row.ratio:.2f} ({low:.2f}-{high:.2f})"
 
     columns, lines = pivot(
         report.rows, lambda row: f"`{row.format}`", lambda row: row.budget, describe
     )
     text = (
-        "Mean TPOT of `moecast` over that of `on-demand` on the reference model, from an empty "
-        f"memory, {report.repetitions} x {report.requests} requests of {report.new_tokens} tokens "
-        f"in turns, {report.machine.cores} cores of {report.machine.cpu}; with the 95 % interval:"
+        "Mean TPOT of `moecast` over that of `on-demand`: the reference model, memory empty at "
+        f"first, {report.repetitions} x {report.requests} requests of {report.new_tokens} tokens "
+        "in turns (95 % interval):"
     )
     return section(text, ["format", *columns], lines, report)
 

@@ -32,7 +32,6 @@ CODE = {
     **{name: (*LIVE, own_code(name)) for name in SERVED},
     **{name: (*REPLAYS, own_code(name)) for name in REPLAYED},
     "bench": LIVE,
-    "bench_avx2": LIVE,
     "capacity": ("collect", "train", *REPLAYS, own_code("capacity")),
     "dequantise": ("runtime/store", own_code("dequantise")),
     "evaluate": ("train/evaluate", *REPLAYS),
