@@ -97,7 +97,7 @@ class ModelConfig:
     on a CPU, its own types), int8 or int4 (rounded when the model is loaded; outputs change)."""
     decode_threads: int | None = None
     """Threads that compute a step of one token on a CPU; null: one or all but one, whichever is
-    faster, and all for quantised and bfloat16 rows."""
+    faster, and all for moecast's own kernels."""
     exact: Exact = Exact.AUTO
     """Implementation of Transformers whose bits the outputs have: eager (a loop over experts),
     grouped (`grouped_mm`), auto (eager on a CPU; on a GPU grouped where possible), shared (eager,

@@ -76,7 +76,7 @@ class ComputeSettings(NamedTuple):
     threads: int
     """PyTorch's."""
     own_threads: int
-    """Those of products of quantised and of bfloat16 rows; 0: as many as PyTorch's."""
+    """Those of moecast's own kernels; 0: as many as PyTorch's."""
 
 
 def read_settings() -> ComputeSettings:
@@ -176,7 +176,7 @@ def apply_decode_threads(model: PreTrainedModel, wanted: int | None, *, expert_b
 
     Args:
         wanted: None: one, or one less than usual, whichever is faster on this machine, and as many
-            as usual for products of quantised and of bfloat16 rows.
+            as usual for moecast's own kernels.
         expert_bytes: size of an expert as it is computed.
     """
     if model.device.type != "cpu":

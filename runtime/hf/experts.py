@@ -37,8 +37,8 @@ several tokens, every token several experts."""
 DIVIDED = 32_768
 """Numbers from which on PyTorch divides an elementwise operation among threads."""
 EVEN = 128
-"""A multiple of the numbers that it computes at once, halves of a gate's too: what is left of a row
-is computed by other functions, and several rows together have no such rest, either."""
+"""PyTorch computes whole vectors with one function and the rest of a row with another. Rows, and
+halves of a gate's rows, of a multiple of this have no rest, alone or together."""
 
 
 class AccumulationDtype(StrEnum):
@@ -247,11 +247,17 @@ def _compute_together(
     if module.is_transposed or module.has_bias or module.has_post_expert_norm:
         return None
     experts = [weights for weights in batch.values() if not isinstance(weights, QuantisedExpert)]
-    up = "gate_up_proj" if module.has_gate else "up_proj"
-    inner_EF = multiply_rows(hidden_1D, [weights[up] for weights in experts]) if experts else None
-    if inner_EF is None or inner_EF.numel() > DIVIDED or inner_EF.shape[1] % EVEN:
+    if not experts or len(experts) < len(batch):
         return None
-    inner_EF = module._apply_gate(inner_EF) if module.has_gate else module.act_fn(inner_EF)
+    up = "gate_up_proj" if module.has_gate else "up_proj"
+    inner_EF = multiply_rows(hidden_1D, [weights[up] for weights in experts])
+    if inner_EF is None:
+        return None
+    activate = module._apply_gate if module.has_gate else module.act_fn
+    if inner_EF.numel() > DIVIDED or inner_EF.shape[1] % EVEN:
+        inner_EF = torch.cat([activate(row_1F) for row_1F in inner_EF.split(1)])
+    else:
+        inner_EF = activate(inner_EF)
     output_ED = multiply_rows(inner_EF, [weights["down_proj"] for weights in experts])
     return None if output_ED is None else output_ED.split(1)
 

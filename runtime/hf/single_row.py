@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from runtime.store.ggml.matrix import count_threads
 
 try:
-    from runtime.store.ggml import products
-except ImportError:  # installed without compiled code
-    products = None  # type: ignore[assignment]
+    from runtime.store.ggml.products import multiply_bfloat16
+except ImportError:  # installed without compiled code, or with that of an earlier version
+    multiply_bfloat16 = None  # type: ignore[assignment]
 
 LANES = {"AVX2": 8, "AVX512": 16}
 """Numbers in a vector of PyTorch's kernel, by what PyTorch says of the processor."""
@@ -31,6 +31,7 @@ LEAST_ROWS = 16
 LEAST_WEIGHTS = 1 << 17
 """A linear layer of fewer weights is left to PyTorch: they are in a cache, and calls cost more."""
 TRIED_ROWS = 64
+"""Rows of the matrix on which bits are compared."""
 
 
 def multiply_rows(
@@ -44,28 +45,35 @@ def multiply_rows(
         bias: `(N,)`.
 
     Returns:
-        `(M, N)`; None: PyTorch has to multiply, because it would with other bits than these, or
-        because gradients are wanted.
+        `(M, N)`; None: PyTorch has to multiply, because it would with other bits than these or with
+        an error, or because gradients are wanted.
     """
-    first = weights[0]
+    shape = weights[0].shape
     if (
-        products is None
+        multiply_bfloat16 is None
         or x.dtype is not torch.bfloat16
         or not x.is_cpu
         or torch.is_grad_enabled()
         or torch.backends.mkldnn.enabled
-        or first.shape[0] < LEAST_ROWS
-        or not all(w.is_cpu and w.dtype is x.dtype and w.is_contiguous() for w in weights)
-        or not _has_equal_bits(first.shape[1], bias is not None)
+        or len(shape) != 2
+        or shape[0] < LEAST_ROWS
+        or shape[1] != x.shape[1]
+        or not all(weight.shape == shape and _is_readable(weight) for weight in weights)
+        or not (bias is None or (bias.shape == shape[:1] and _is_readable(bias)))
+        or not _has_equal_bits(shape[1], bias is not None)
     ):
         return None
     return _multiply(x.contiguous(), weights, bias)
 
 
+def _is_readable(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.dtype is torch.bfloat16 and tensor.is_contiguous()
+
+
 def _multiply(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> Tensor | None:
     num_rows, num_columns = weights[0].shape
-    y_MN = torch.empty(len(weights), num_rows, dtype=x.dtype)
-    is_done = products.multiply_bfloat16(
+    y_MN = x.new_empty(len(weights), num_rows)
+    is_done = multiply_bfloat16(
         LANES.get(torch.backends.cpu.get_cpu_capability(), 0),
         [weight.data_ptr() for weight in weights],
         num_rows,
@@ -83,7 +91,7 @@ def _multiply(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> Tens
 def _has_equal_bits(num_columns: int, has_bias: bool) -> bool:
     """Compare with PyTorch's kernel; oneDNN is off."""
     generator = torch.Generator().manual_seed(0)
-    rows_NK = torch.randn(TRIED_ROWS, num_columns, generator=generator).bfloat16()
+    rows_NK = torch.randn(TRIED_ROWS, num_columns, generator=generator, device="cpu").bfloat16()
     x_1K, bias = rows_NK[:1] * 0.5, rows_NK[:, 0].contiguous() if has_bias else None
     y_1N = _multiply(x_1K, [rows_NK], bias)
     return y_1N is not None and torch.equal(y_1N, F.linear(x_1K, rows_NK, bias))
@@ -92,7 +100,8 @@ def _has_equal_bits(num_columns: int, has_bias: bool) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `F.linear(x, weight, bias)`, of a single row by our kernel where that is possible."""
     num_columns = x.shape[-1]
-    if x.numel() == num_columns:
+    # PyTorch adds a bias to a row that is not contiguous afterwards, and rounds twice.
+    if x.numel() == num_columns and (bias is None or x.is_contiguous()):
         y_1N = multiply_rows(x.reshape(1, num_columns), (weight,), bias)
         if y_1N is not None:
             return y_1N.view(*x.shape[:-1], len(weight))
@@ -102,8 +111,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class SingleRowLinear(nn.Linear):
     """A linear layer that multiplies single rows by our kernel."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:  # named as the library names it
+        return linear(input, self.weight, self.bias)
 
 
 def convert_linears(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
 
 from runtime.hf import experts, single_row
 from runtime.hf.experts import AccumulationDtype, compute_experts
-from runtime.hf.single_row import linear, multiply_rows
+from runtime.hf.single_row import SingleRowLinear, convert_linears, linear, multiply_rows
 
 COLUMNS = [16, 17, 32, 40, 48, 96, 128, 208, 768, 1984, 2048]
 """With and without whole turns of the kernels' registers, rests of each length, two that fill no
@@ -53,7 +53,10 @@ def test_linear__has_the_bits_of_pytorch_for_numbers_that_are_none():
 def test_multiply_rows__multiplies_each_matrix_with_its_row():
     weights, rows = [draw(48, 64, seed=seed) for seed in range(3)], draw(3, 64, seed=9)
     own = multiply_rows(rows, weights)
-    if torch.backends.cpu.get_cpu_capability() == "AVX2" and single_row.products is not None:
+    if (
+        torch.backends.cpu.get_cpu_capability() == "AVX2"
+        and single_row.multiply_bfloat16 is not None
+    ):
         assert own is not None, "this processor has a kernel with PyTorch's bits"
     expected = [F.linear(row, weight) for row, weight in zip(rows.split(1), weights, strict=True)]
     assert own is None or bits(own) == bits(torch.cat(expected))
@@ -68,14 +71,48 @@ LEFT = {
     "few rows": leave_out(weight=draw(8, 64)),
     "transposed": leave_out(weight=draw(64, 48).t()),
     "several rows": leave_out(x=draw(2, 64)),
+    "a bias that is added afterwards": leave_out(
+        x=draw(1, 64, 4)[:, :, -1:].transpose(1, 2), bias=draw(48, seed=2)
+    ),
+    "a bias of one number": leave_out(bias=draw(1).expand(48)),
 }
 
 
 @pytest.mark.parametrize("case", LEFT.values(), ids=LEFT)
 def test_linear__leaves_other_products_to_pytorch(case, monkeypatch):
-    expected = F.linear(case["x"], case["weight"])
+    expected = F.linear(**{"input" if name == "x" else name: case[name] for name in case})
     monkeypatch.setattr(single_row, "_multiply", lambda *_: pytest.fail("they are PyTorch's"))
-    assert torch.equal(linear(case["x"], case["weight"]), expected)
+    assert torch.equal(linear(**case), expected)
+
+
+WRONG = {
+    "too few columns": leave_out(x=draw(1, 32)),
+    "a bias of another dtype": leave_out(bias=torch.ones(48)),
+    "a bias of another length": leave_out(bias=draw(47)),
+}
+
+
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
+def test_linear__what_pytorch_refuses_is_not_read(case):
+    with pytest.raises(RuntimeError):
+        linear(**case)
+
+
+def test_linear__computes_where_its_row_is():
+    weight, x = draw(48, 64), draw(1, 64, seed=1)
+    expected = F.linear(x, weight)
+    with torch.device("meta"):
+        assert torch.equal(linear(x, weight), expected)
+
+
+def test_convert_linears__changes_large_layers_and_no_bit():
+    model = nn.Sequential(nn.Linear(512, 256), nn.Linear(256, 512, bias=False), nn.Linear(512, 16))
+    model.bfloat16()
+    x = draw(1, 1, 512)
+    expected = model(x)
+    convert_linears(model)
+    assert [type(layer) for layer in model] == [SingleRowLinear, SingleRowLinear, nn.Linear]
+    assert bits(model(x)) == bits(expected)
 
 
 def test_linear__is_left_to_pytorch_with_onednn_and_with_gradients(monkeypatch):
@@ -96,8 +133,9 @@ def test_linear__is_left_to_pytorch_where_its_bits_are_others(monkeypatch):
     single_row._has_equal_bits.cache_clear()
 
 
-@pytest.mark.parametrize("width", [64, 96])
-def test_compute_experts__together_have_the_bits_of_each_alone(width, monkeypatch):
+@pytest.mark.parametrize(("width", "divided"), [(64, 32_768), (64, 128), (96, 32_768)])
+def test_compute_experts__together_have_the_bits_of_each_alone(width, divided, monkeypatch):
+    monkeypatch.setattr(experts, "DIVIDED", divided)
     config = Qwen2MoeConfig(hidden_size=64, moe_intermediate_size=width, num_experts=6)
     module = Qwen2MoeExperts(config)
     ready = {
