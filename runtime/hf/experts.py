@@ -113,9 +113,11 @@ def compute_expert(module: nn.Module, weights: ExpertWeights, hidden_ND: Tensor)
     if there != home:
         hidden_ND = hidden_ND.to(there)
 
+    multiply = linear if hidden_ND.dtype is torch.bfloat16 else F.linear
+
     def project(x: Tensor, name: str) -> Tensor:
         weight = weights[name]
-        x = x @ weight if module.is_transposed else linear(x, weight)
+        x = x @ weight if module.is_transposed else multiply(x, weight)
         return x + weights[f"{name}_bias"] if module.has_bias else x
 
     if module.has_gate:
@@ -224,7 +226,9 @@ def _compute_one_token(
     hidden_ND = hidden_TD.clone(memory_format=torch.contiguous_format)
     parts: dict[int, Tensor] = {}
     for batch in batches:
-        outputs = _compute_together(module, batch, hidden_ND)
+        outputs = None
+        if hidden_ND.dtype is torch.bfloat16:
+            outputs = _compute_together(module, batch, hidden_ND)
         if outputs is None:
             outputs = [compute_expert(module, weights, hidden_ND) for weights in batch.values()]
         for expert, output in zip(batch, outputs, strict=True):

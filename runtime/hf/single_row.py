@@ -118,5 +118,9 @@ class SingleRowLinear(nn.Linear):
 def convert_linears(model: nn.Module) -> None:
     """Let large linear layers of a model multiply single rows by our kernel; no bit changes."""
     for module in model.modules():
-        if type(module) is nn.Linear and module.weight.numel() >= LEAST_WEIGHTS:
+        # Not by its weight: an expert's is fetched when it is looked at.
+        is_large = type(module) is nn.Linear and (
+            module.in_features * module.out_features >= LEAST_WEIGHTS
+        )
+        if is_large:
             module.__class__ = SingleRowLinear
