@@ -53,6 +53,12 @@ def changed(folder: Path, target: Path, file: str, **fields: Any) -> Path:
     return target
 
 
+def set_fields(folder: Path, file: str = "config.json", **fields: Any) -> Path:
+    """Changes fields of a JSON file of a model where it lies."""
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | fields))
+    return folder
+
+
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """The tensors of all files in a folder."""
     files = folder.glob("*.safetensors")

@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from predictors.spec import ModelSpec
 from runtime.commands.pack import run
 from runtime.config import ModelConfig, PackConfig
@@ -24,6 +27,12 @@ def source_of(model: Path, *, dtype: str = "auto") -> tuple[ExpertStore, ModelSp
     stripped = load_stripped(model, dtype)
     config = ModelConfig(name="tiny", id=str(model), dtype=dtype)
     return stripped.open_store(decodes=True), stripped.spec(model, config)
+
+
+def open_both(model: Path) -> tuple[ExpertStore, ExpertStore]:
+    """The checkpoint's store as it is served, and as one that decodes."""
+    stripped = load_stripped(model, "auto")
+    return stripped.open_store(), stripped.open_store(decodes=True)
 
 
 def plan(model: Path, *, coding: Coding = RAW) -> tuple[ExpertStore, StoreContents]:
@@ -57,6 +66,12 @@ def read_expert(
     for some in chunks or [range(len(layout.chunks))]:
         store.read(layer, expert, some, slot)
     return layout.weights(slot)
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Fails unless an expert's weights are these, bit for bit."""
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def altered(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -1,6 +1,5 @@
 """Quantised checkpoints in the layouts of the Hub, made of tiny unquantised ones."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
+from tests.builders.models import set_fields
 from tests.builders.saved import saved_once
 
 FP8_LARGEST = 448.0
@@ -33,11 +33,7 @@ def rewrite(
     (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     made = {name: tensor.contiguous() for name, tensor in made.items()}
     save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
-    if quantization is not None:
-        config = json.loads((folder / "config.json").read_text())
-        config["quantization_config"] = quantization
-        (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return folder if quantization is None else set_fields(folder, quantization_config=quantization)
 
 
 def quantise_fp8(folder: Path, *, scale_dtype: torch.dtype = torch.float32) -> Path:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from collect.config import DataConfig, SourceKind
 from runtime.config import ModelConfig
-from tests.builders.models import tiny_qwen2_moe
+from tests.builders.models import set_fields, tiny_qwen2_moe
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,"
 
@@ -22,9 +22,7 @@ def recordable(folder: Path, *, end_token: int | None = None, **sizes: Any) -> M
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
-    settings = folder / "generation_config.json"
-    content = json.loads(settings.read_text()) | {"eos_token_id": end_token}
-    settings.write_text(json.dumps(content))
+    set_fields(folder, "generation_config.json", eos_token_id=end_token)
     return ModelConfig(name="tiny", id=str(folder), dtype="float32")
 
 

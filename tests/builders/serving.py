@@ -1,7 +1,6 @@
 """A server in the test's own process, whose service can be inspected and its steps held."""
 
 import asyncio
-import json
 import shutil
 import socket
 import threading
@@ -29,7 +28,7 @@ from runtime.serving.service import (
     ServiceObserver,
     ServiceState,
 )
-from tests.builders.models import tiny_qwen2_moe
+from tests.builders.models import set_fields, tiny_qwen2_moe
 
 WAIT_SECONDS = 240.0
 CONFIGURED = {
@@ -62,8 +61,7 @@ def speaking_model(folder: Path, **shape: Any) -> Path:
         if path.name.startswith(("tokenizer", "chat_template")):
             shutil.copy(path, folder)
     for name, more in CONFIGURED.items():
-        path = folder / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | more))
+        set_fields(folder, name, **more)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.mark.usefixtures("strace")
-def test_pull__killed_at_every_call_leaves_nothing_half_and_goes_on(tmp_path: Path) -> None:
+def test_pull__killed_at_every_call_leaves_nothing_half_and_goes_on(tmp_path):
     """SIGKILL at each write, rename and close until one pull comes through."""
     tiny_entry(tmp_path / "e")
     WritableZoo(FolderStorage(tmp_path / "far")).add(open_entry(tmp_path / "e"))
@@ -48,7 +47,7 @@ else:
 
 
 @pytest.mark.usefixtures("strace")
-def test_load__of_a_cached_entry_opens_no_connection(tmp_path: Path) -> None:
+def test_load__of_a_cached_entry_opens_no_connection(tmp_path):
     mlp_entry(tmp_path / "e")
     WritableZoo(FolderStorage(tmp_path / "cache/zoo")).add(open_entry(tmp_path / "e"))
     log = tmp_path / "connects"

@@ -6,12 +6,11 @@ import pytest
 
 from runtime.config import SystemConfig
 from tests.builders.faults.rules import Disk, Rule
-from tests.faults.conftest import Scenario
 
 pytestmark = pytest.mark.faults
 
 
-def spoilt(scenario: Scenario, disk: Disk, mode: str, rule: Rule, **kwargs) -> dict:
+def spoilt(scenario, disk: Disk, mode: str, rule: Rule, **kwargs) -> dict:
     return scenario("spoilt_disk", disk=disk, mode=mode, rule=rule, **kwargs)
 
 
@@ -30,26 +29,24 @@ def error_of(result: dict) -> str:
 MODES = ("prefetch", "on-demand", "packed", "tiers")
 FREEZING = {"system": SystemConfig(watchdog_seconds=0.3), "well_after_seconds": 1.5}
 HASTY = {"system": SystemConfig(watchdog_seconds=0.06)}
+SLOW = Rule("hang", seconds=0.1, times=30)
 FAULTS = {
     "an error twice": (Rule("eio", times=2), MODES, 2, 0.0, {}),
     "short reads": (Rule("short"), ("prefetch", "packed"), 11, 0.0, {}),
     "a flipped bit once": (Rule("flip", times=1), ("packed",), 1, 0.0, {}),
     "50 ms a read": (Rule("hang", seconds=0.05, times=40), ("prefetch", "on-demand"), 1, 0.5, {}),
     "a freeze": (Rule("freeze"), ("prefetch", "tiers"), 1, 0.0, FREEZING),
-    "slower than the watchdog": (
-        Rule("hang", seconds=0.1, times=30), ("prefetch", "tiers"), 4, 0.0, HASTY,
-    ),
-}  # fmt: skip
+    "slower than the watchdog": (SLOW, ("prefetch", "tiers"), 4, 0.0, HASTY),
+}
 """Rule, modes, least number of faults, least seconds of waiting, and options."""
 
 
-@pytest.mark.parametrize(
-    ("mode", "fault"), [(mode, fault) for fault, (_, modes, *_) in FAULTS.items() for mode in modes]
-)
-def test_reads__a_disk_that_fails_for_a_time_or_is_slow_changes_nothing(
-    scenario, disk, mode, fault
-):
-    rule, _, num_faults, stall_seconds, options = FAULTS[fault]
+RUNS = [(mode, name) for name, (_, modes, *_) in FAULTS.items() for mode in modes]
+
+
+@pytest.mark.parametrize(("mode", "name"), RUNS)
+def test_reads__a_disk_that_fails_for_a_time_or_is_slow_changes_nothing(scenario, disk, mode, name):
+    rule, _, num_faults, stall_seconds, options = FAULTS[name]
     result = spoilt(scenario, disk, mode, rule, **options)
     assert outcomes(result) == ["identical"] * 3
     assert result["num_faults"] >= num_faults
@@ -82,5 +79,4 @@ def test_reads__a_flipped_bit_of_a_packed_store_is_an_error(scenario, disk):
 def test_reads__a_flipped_bit_of_a_checkpoint_is_not_noticed(scenario, disk):
     """Safetensors has no checksum of its data. `moecast pack` adds some; the built-in
     model has digests that are checked when it is loaded."""
-    result = spoilt(scenario, disk, "on-demand", Rule("flip"))
-    assert outcomes(result)[:2] == ["identical", "wrong"]
+    assert outcomes(spoilt(scenario, disk, "on-demand", Rule("flip")))[:2] == ["identical", "wrong"]

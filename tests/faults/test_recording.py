@@ -1,7 +1,6 @@
 """A server whose disk fills up while it records prompts."""
 
 import json
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -16,10 +15,9 @@ NUM_PROMPTS, NUM_TOKENS = 16, 400
 """Of one HTTP request: more than the disk has room for."""
 
 
-def test_full_disk__ends_the_recording_and_nothing_else(tmp_path: Path) -> None:
+def test_full_disk__ends_the_recording_and_nothing_else(tmp_path):
     recordable(tmp_path / "model", num_layers=2)
-    prompts = [[1 + i, *[7] * NUM_TOKENS] for i in range(NUM_PROMPTS)]
-    body = {"prompt": prompts, "max_tokens": 1}
+    body = {"prompt": [[1 + i, *[7] * NUM_TOKENS] for i in range(NUM_PROMPTS)], "max_tokens": 1}
     with mount_small_disk(tmp_path / "disk", size="16k") as disk:
         file = disk / "served.jsonl"
         options = {"model.id": tmp_path / "model", "record": file, "record_fraction": 1}

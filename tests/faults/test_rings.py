@@ -4,8 +4,6 @@ import errno
 import gc
 import os
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +22,7 @@ PAUSE_SECONDS = 0.01
 
 
 @pytest.fixture
-def content(tmp_path: Path) -> bytes:
+def content(tmp_path) -> bytes:
     """Of the files a and b."""
     (tmp_path / "disk").mkdir()
     content = os.urandom(SIZE)
@@ -34,19 +32,17 @@ def content(tmp_path: Path) -> bytes:
 
 
 @pytest.fixture
-def disk(tmp_path: Path, content: bytes) -> Iterator[Disk]:
+def disk(tmp_path, content: bytes):
     with mount_faulty_disk(tmp_path / "disk", tmp_path / "mounted") as mounted:
         mounted.is_well()
         yield mounted
 
 
 @pytest.fixture
-def descriptors(disk: Disk) -> Iterator[dict[str, bytes]]:
+def descriptors(disk: Disk):
     """Of a and b, for direct reads too."""
-    opened = {
-        name: [os.open(disk.mount / name, os.O_RDONLY | flag) for flag in (0, os.O_DIRECT)]
-        for name in "ab"
-    }
+    flags = os.O_RDONLY, os.O_DIRECT
+    opened = {name: [os.open(disk.mount / name, flag) for flag in flags] for name in "ab"}
     yield {name: DESCRIPTORS.pack(*pair) for name, pair in opened.items()}
     for pair in opened.values():
         for descriptor in pair:
@@ -56,14 +52,20 @@ def descriptors(disk: Disk) -> Iterator[dict[str, bytes]]:
 WHOLE = PART.pack(0, 0, 0, SIZE, 100, 0)
 
 
-def test_read__that_hangs_is_left_behind_until_it_ends(disk, descriptors, content):
+def start_and_freeze(disk: Disk, file: bytes, *, num_threads: int):
+    """Arrivals, memory and a ring whose only read hangs."""
     arrivals, memory = rings.Arrivals(), Memory(1 << 20)
-    is_kept = weakref.ref(memory)
-    ring = rings.FileRing(arrivals, 1, memory=memory)
+    ring = rings.FileRing(arrivals, num_threads, memory=memory)
     disk.fails(Rule("freeze", file="a"))
-    ring.submit(0, True, WHOLE, descriptors["a"], memory.address)
+    ring.submit(0, True, WHOLE, file, memory.address)
     while not disk.num_faults():
         assert not arrivals.wait(PAUSE_SECONDS)
+    return arrivals, memory, ring
+
+
+def test_read__that_hangs_is_left_behind_until_it_ends(disk, descriptors, content):
+    arrivals, memory, ring = start_and_freeze(disk, descriptors["a"], num_threads=1)
+    is_kept = weakref.ref(memory)
     ring.submit(1, True, WHOLE, descriptors["b"], memory.address + SIZE)
     ring.submit(2, False, WHOLE, descriptors["b"], memory.address + SIZE)
     ((ticket, seconds),) = ring.running()
@@ -86,13 +88,8 @@ def test_read__that_hangs_is_left_behind_until_it_ends(disk, descriptors, conten
 
 
 def test_memory__outlives_its_ring_while_a_read_hangs(disk, descriptors):
-    arrivals, memory = rings.Arrivals(), Memory(1 << 20)
+    arrivals, memory, ring = start_and_freeze(disk, descriptors["a"], num_threads=2)
     is_kept = weakref.ref(memory)
-    ring = rings.FileRing(arrivals, 2, memory=memory)
-    disk.fails(Rule("freeze", file="a"))
-    ring.submit(0, True, WHOLE, descriptors["a"], memory.address)
-    while not disk.num_faults():
-        assert not arrivals.wait(PAUSE_SECONDS)
     assert not ring.close(0.0)
     del ring, memory
     gc.collect()

@@ -1,14 +1,12 @@
 """A server whose disk fails while it answers several clients."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx2
 import pytest
 
 from benchmarks.serving.server import IDLE_GAUGES, ServerProcess
-from tests.builders.faults.rules import Disk, Rule
+from tests.builders.faults.rules import Rule
 from tests.builders.forked import run_server
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.serving import speaking_model
@@ -20,7 +18,7 @@ NEW_TOKENS = 12
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
+def disk(tmp_path):
     source = speaking_model(tmp_path / "source", num_experts=16)
     with mount_faulty_disk(source, tmp_path / "faulty") as mounted:
         yield mounted
@@ -40,11 +38,10 @@ def texts(answers: list[httpx2.Response]) -> list[str]:
     return [answer.json()["choices"][0]["text"] for answer in answers]
 
 
-def test_server__gives_equal_answers_before_and_after_read_errors(disk: Disk) -> None:
+def test_server__gives_equal_answers_before_and_after_read_errors(disk):
     answers = PlainAnswers(disk.mount)
     plain = [answers.text(prompt, NEW_TOKENS, eos_token_id=None) for prompt in PROMPTS]
-    options = {"model.id": disk.mount, "budget": "20%", "predictor": "skip"}
-    with run_server(options) as running:
+    with run_server({"model.id": disk.mount, "budget": "20%", "predictor": "skip"}) as running:
         assert texts(ask_all(running)) == plain
         # Some reads fail, of prefetches and on demand: they are retried, and no client notices.
         disk.fails(Rule("eio", times=3))

@@ -10,7 +10,7 @@ import torch
 from runtime.config import SystemConfig
 from runtime.errors import TransferError
 from tests.builders.models import plain_eager
-from tests.builders.served import serve_with_rings
+from tests.builders.served import count_pins, serve_with_rings
 from tests.builders.shuffled_ring import ShuffledRing
 
 LAYERS, EXPERTS, STEPS = 3, 12, 40
@@ -34,8 +34,7 @@ def check_books(engine):
         assert len(engine.loop.lost_slots(link)) == tier.cache.num_quarantined
         assert in_flight == {task.expert for task in tasks}
         assert all(tier.cache.entries[task.expert].slot == task.slot for task in tasks)
-        low = {task.expert for task in tasks if not task.high}
-        assert low == set(link.prefetches)
+        assert {task.expert for task in tasks if not task.high} == set(link.prefetches)
         assert link.prefetched_bytes == sum(task.num_bytes for task in tasks if not task.high)
         assert tier.num_ready == sum(tier.is_ready(expert) for expert in tier.cache.entries)
 
@@ -74,9 +73,8 @@ def test_loop__any_order_of_arrivals_gives_every_byte(
         rings.append(ShuffledRing(arrivals, ring, seed, fails=fails, hangs=hangs))
         return rings[-1]
 
-    model = serve_with_rings(
-        folder, monkeypatch, shuffled, budget="25%", host_budget=host_budget, system=system
-    )
+    options = {"budget": "25%", "host_budget": host_budget, "system": system}
+    model = serve_with_rings(folder, monkeypatch, shuffled, **options)
     engine = model.moecast.engine
     with model.moecast:
         for step in range(STEPS):
@@ -109,9 +107,7 @@ def test_loop__any_order_of_arrivals_gives_every_byte(
         while engine.move_when_idle():
             engine.loop.wait()
         check_books(engine)
-        assert not any(
-            entry.pins for tier in engine.cache.tiers for entry in tier.cache.entries.values()
-        )
+        assert count_pins(engine) == 0
     assert counts["computed"] > STEPS * LAYERS
     assert (counts["refused"] > 0) == (fails > 0)
     assert sum(ring.num_ended for ring in rings) > 100

@@ -1,8 +1,6 @@
 """`budget=auto`: all experts where they fit, else what free memory leaves, never more."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from runtime.hf.loading import count_weight_bytes
 from runtime.policy.budget import SlotRequirements
 from tests.builders.models import plain_eager
 
+GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 NEEDS = SlotRequirements(experts={MIB: 100}, top_k=4, scratch_bytes=2 * MIB)
 
 
@@ -26,60 +25,53 @@ def free(available: int, **changes: int) -> FreeMemory:
 
 
 @pytest.mark.parametrize("available", [GIB, 100 * GIB])
-def test_choose__is_all_experts_where_they_fit(available) -> None:
+def test_choose__is_all_experts_where_they_fit(available):
     chosen = choose_budget(NEEDS, free(available))
     assert (chosen.num_bytes, chosen.holds_all) == (102 * MIB, True)
     assert "102.0 MiB for experts, all of them" in chosen.describe()
 
 
-def test_choose__leaves_room_for_everything_else() -> None:
-    memory = free(500 * MIB, kv_caches=20 * MIB)
-    chosen = choose_budget(NEEDS, memory)
+def test_choose__leaves_room_for_everything_else():
+    chosen = choose_budget(NEEDS, free(500 * MIB, kv_caches=20 * MIB))
     assert chosen.num_bytes == 450 * MIB - 50 * MIB - 20 * MIB - PROCESS_BYTES
     assert not chosen.holds_all
-    line = chosen.describe()
-    assert line == (
+    assert chosen.describe() == (
         "budget=auto: 80.0 MiB for experts, 78 % of them (free: 500.0 MiB, less 10 %, 50.0 MiB for "
         "other weights, 20.0 MiB for KV caches, 300.0 MiB for the process)"
     )
 
 
-def test_choose__too_little_memory_is_an_error_with_numbers() -> None:
-    with pytest.raises(
-        BudgetError, match=r"at least 6\.0 MiB, .*leaves 0 bytes .*free: 300\.0 MiB"
-    ):
+def test_choose__too_little_memory_is_an_error_with_numbers():
+    message = r"at least 6\.0 MiB, .*leaves 0 bytes .*free: 300\.0 MiB"
+    with pytest.raises(BudgetError, match=message):
         choose_budget(NEEDS, free(300 * MIB))
-    least = int((350 + 6) * MIB / 0.9) + 1
-    assert choose_budget(NEEDS, free(least)).num_bytes == 6 * MIB
+    assert choose_budget(NEEDS, free(int((350 + 6) * MIB / 0.9) + 1)).num_bytes == 6 * MIB
 
 
-def test_choose__of_a_shared_room_takes_its_share() -> None:
+def test_choose__of_a_shared_room_takes_its_share():
     chosen = choose_budget(NEEDS, free(500 * MIB), share=0.5)
-    assert chosen.num_bytes == 50 * MIB
-    assert chosen.free.room == 100 * MIB
+    assert (chosen.num_bytes, chosen.free.room) == (50 * MIB, 100 * MIB)
 
 
-def test_room__of_several_devices_is_decided_by_the_fullest() -> None:
-    devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+def test_room__of_several_devices_is_decided_by_the_fullest():
     sizes = {"weights": 100 * MIB, "process": 0}
-    even = FreeMemory(devices=devices, available=[1000 * MIB, 800 * MIB], **sizes)
+    even = FreeMemory(devices=GPUS, available=[1000 * MIB, 800 * MIB], **sizes)
     assert even.room == 2 * 720 * MIB, "the second: 90 % of 800 MiB, for half of the experts"
-    first = FreeMemory(devices=devices, available=[400 * MIB, 800 * MIB], **sizes)
+    first = FreeMemory(devices=GPUS, available=[400 * MIB, 800 * MIB], **sizes)
     assert first.room == 2 * 260 * MIB
     same = FreeMemory(devices=[torch.device("cpu")] * 2, available=[1000 * MIB] * 2, **sizes)
     assert same.room == 800 * MIB, "two arenas in the same memory"
 
 
-def test_measure__asks_each_device(monkeypatch) -> None:
+def test_measure__asks_each_device(monkeypatch):
     sizes = {0: 5 * GIB, 1: 7 * GIB}
     monkeypatch.setattr(auto_budget, "read_free_memory", lambda device: sizes[device.index])
-    devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
-    assert measure_free_memory(devices) == [5 * GIB, 7 * GIB]
+    assert measure_free_memory(GPUS) == [5 * GIB, 7 * GIB]
     monkeypatch.setattr(auto_budget, "available_memory_bytes", lambda: 6 * GIB)
     assert measure_free_memory([torch.device("cpu")], num_processes=3) == [2 * GIB]
 
 
-def test_load__computes_its_budget_and_logs_it(folder, monkeypatch, caplog) -> None:
+def test_load__computes_its_budget_and_logs_it(folder, monkeypatch, caplog):
     with caplog.at_level("INFO"), runtime.load(folder, system="on-demand").moecast as handle:
         assert handle.stats()["arena_slots"] == 36
         assert handle.auto_budget.describe() in caplog.text
@@ -106,7 +98,7 @@ RESERVES = [
 ]
 
 
-def read_free(folder: Path, **options: Any) -> FreeMemory:
+def read_free(folder, **options) -> FreeMemory:
     """Memory as it was when a model was loaded."""
     config = ServedConfig(model=ModelConfig(name="tiny", id=str(folder)), device="cpu")
     with load_served(config, budget="auto", **options).moecast as handle:
@@ -114,11 +106,11 @@ def read_free(folder: Path, **options: Any) -> FreeMemory:
 
 
 @pytest.mark.parametrize(("reserve", "expected"), RESERVES)
-def test_load__leaves_room_for_kv_caches(folder, reserve, expected) -> None:
+def test_load__leaves_room_for_kv_caches(folder, reserve, expected):
     assert read_free(folder, kv_reserve=reserve).kv_caches == expected
 
 
-def test_load__leaves_room_for_a_draft_model(folder) -> None:
+def test_load__leaves_room_for_a_draft_model(folder):
     draft = plain_eager(folder)
     free = read_free(folder, draft_model=draft)
     # Its weights are in the same memory already, and missing in what is free.
@@ -129,6 +121,6 @@ def test_load__leaves_room_for_a_draft_model(folder) -> None:
     assert weights <= on_gpu == count_weight_bytes(draft)
 
 
-def test_load__a_second_tier_on_the_cpu_is_not_free(folder) -> None:
+def test_load__a_second_tier_on_the_cpu_is_not_free(folder):
     with runtime.load(folder, system="on-demand", host_budget="50%").moecast as handle:
         assert handle.auto_budget.free.host_tier == 18 * 6144

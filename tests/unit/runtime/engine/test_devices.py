@@ -65,8 +65,7 @@ def test_devices__change_no_bit(folder, expected, name):
     with model.moecast, torch.no_grad():
         assert torch.equal(model(TOKENS).logits, expected[0])
         assert torch.equal(model.generate(TOKENS, **GREEDY), expected[1])
-        stats = model.moecast.stats()
-        counts = held_where_they_belong(engine)
+        stats, counts = model.moecast.stats(), held_where_they_belong(engine)
         assert all(link.busy_seconds > 0 for link in engine.loop.links)
     if not system.drop_used:
         assert min(counts) > 0
@@ -125,20 +124,16 @@ def test_devices__a_slow_link_does_not_delay_the_other_devices(folder, expected,
 
 def test_devices__an_unreadable_expert_fails_its_request_only(folder, expected):
     with serving(folder, budget="40%", devices=["cpu", "cpu"]) as model, torch.no_grad():
-        with (
-            before_read(model.moecast.engine, 5, refuse, times=1000),
-            pytest.raises(TransferError, match="injected"),
-        ):
+        fails = pytest.raises(TransferError, match="injected")
+        with before_read(model.moecast.engine, 5, refuse, times=1000), fails:
             model(TOKENS)
         assert torch.equal(model(TOKENS).logits, expected[0])
 
 
 def test_devices__close_ends_every_ring_and_the_files_last(folder):
-    own_readers = watch_readers()
-    model = serve(folder, budget="40%", devices=["cpu"] * 3)
+    own_readers, model = watch_readers(), serve(folder, budget="40%", devices=["cpu"] * 3)
     engine, order = model.moecast.engine, []
-    close = engine.store.close
-    rings = [link.ring for link in engine.loop.links]
+    close, rings = engine.store.close, [link.ring for link in engine.loop.links]
     engine.store.close = lambda: (order.append([r.running() for r in rings]), close())
     with torch.no_grad():
         model(TOKENS)
@@ -186,8 +181,7 @@ def test_numa__reads_the_kernels_lists():
 
 def test_numa__cpu_devices_take_the_nodes_in_turn(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 5}, raising=False)
-    nodes = make_nodes(tmp_path / "nodes", "0-1", "2-5")
-    cpu = torch.device("cpu")
+    nodes, cpu = make_nodes(tmp_path / "nodes", "0-1", "2-5"), torch.device("cpu")
     found = [find_near_cpus(cpu, number, nodes=nodes) for number in range(3)]
     assert found == [{0, 1}, {2, 5}, {0, 1}]
 

@@ -5,10 +5,10 @@ import numpy as np
 import torch
 
 from predictors.base import Forecast, Signal
-from runtime import load
-from runtime.config import ModelConfig, SystemConfig
+from runtime.config import SystemConfig
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog
+from tests.builders.served import serving
 
 FAVOURITE = 5
 
@@ -28,8 +28,7 @@ class Likes(SignalLog):
 
 
 def test_keeper__is_shown_each_step_and_decides_what_stays(tmp_path, monkeypatch):
-    folder = tiny_qwen2_moe(tmp_path / "m", num_layers=2)
-    predictors = []
+    folder, predictors = tiny_qwen2_moe(tmp_path / "m", num_layers=2), []
 
     def resolved(source, system):
         predictors.append(Likes(source.spec))
@@ -38,14 +37,10 @@ def test_keeper__is_shown_each_step_and_decides_what_stays(tmp_path, monkeypatch
     monkeypatch.setattr("runtime.engine.forecasters.AvailablePredictors.load_reuse", resolved)
     system = SystemConfig(name="kept", prefetch=False, eviction="reuse", reuse_predictor="x/reuse")
     tokens = torch.arange(24)[None] % 60
-    model = load(
-        ModelConfig(name="tiny", id=str(folder), dtype="float32"), budget="50%", system=system
-    )
-    with model.moecast as handle, torch.no_grad():
+    with serving(folder, budget="50%", system=system) as model, torch.no_grad():
         for t in range(24):
             model(tokens[:, t : t + 1])
-        cache = handle.engine.cache
-        used = {(n, e) for n, e in cache.top.cache}
+        used = {(n, e) for n, e in model.moecast.engine.cache.top.cache}
     (reuse_predictor,) = predictors
     shown = [[(name, layer) for name, layer, _ in step] for step in reuse_predictor.steps]
     layers = [(name, layer) for layer in range(2) for name in ("gate_input", "experts")]

@@ -7,12 +7,8 @@ from runtime.config import SystemConfig
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serving
 
-MODELS = [
-    (torch.float32, "auto", "15%"),
-    (torch.bfloat16, "auto", "50%"),
-    (torch.float32, "auto", "100%"),
-    (torch.bfloat16, torch.float32, "75%"),
-]
+F32, BF16 = torch.float32, torch.bfloat16
+MODELS = [(F32, "auto", "15%"), (BF16, "auto", "50%"), (F32, "auto", "100%"), (BF16, F32, "75%")]
 
 
 @pytest.mark.parametrize(("saved", "dtype", "budget"), MODELS)

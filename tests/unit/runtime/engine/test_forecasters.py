@@ -6,12 +6,8 @@ import pytest
 from predictors.baselines import DependencyPredictor, PopularityPredictor, SkipPredictor
 from predictors.errors import PredictorError
 from runtime.config import ModelConfig, SystemConfig
-from runtime.engine.forecasters import (
-    AvailablePredictors,
-    SystemPredictors,
-    load_system_predictors,
-    locate_predictor,
-)
+from runtime.engine import forecasters
+from runtime.engine.forecasters import load_system_predictors, locate_predictor
 from runtime.presets import load_system
 from tests.builders.entries import tiny_entry, tiny_spec
 from zoo.catalog import WritableZoo
@@ -20,17 +16,16 @@ from zoo.errors import MismatchError, ZooError
 from zoo.index import blob_path
 from zoo.storage import cache_storage
 
-SPEC = tiny_spec()
+SPEC, MODEL = tiny_spec(), ModelConfig(name="tiny")
 
 
 def source(name, **options):
-    return AvailablePredictors(spec=SPEC, name=name, **options)
+    return forecasters.AvailablePredictors(spec=SPEC, name=name, **options)
 
 
 def popularity(folder, **changes):
     """An entry of a predictor that forecasts all layers when a step begins."""
-    spec = tiny_spec(**changes)
-    made = PopularityPredictor(spec, np.full((2, 8), 0.25, np.float32))
+    made = PopularityPredictor(tiny_spec(**changes), np.full((2, 8), 0.25, np.float32))
     write_entry(folder / "popularity", made, name="tiny/popularity")
     return folder
 
@@ -57,8 +52,7 @@ def test_locate__of_a_kind_is_the_models_entry(tmp_path):
     assert locate_predictor("other/stride", own, name="tiny") == "other/stride"
     assert locate_predictor(tmp_path, own, name="tiny") == tmp_path
     (tmp_path / "stride").mkdir()
-    found = locate_predictor("stride", own, name="tiny", entries=tmp_path)
-    assert found == tmp_path / "stride"
+    assert locate_predictor("stride", own, name="tiny", entries=tmp_path) == tmp_path / "stride"
 
 
 def test_locate__a_damaged_entry_of_another_model_does_no_harm(tmp_path, caplog):
@@ -76,15 +70,14 @@ def test_system__overrides_options_of_its_own_predictor_only(tmp_path):
     system = SystemConfig(predictor="popularity", predictor_options={"ahead": 1})
     made, change = source("tiny", entries=entries).load_forecaster(system)
     assert (made.ahead, change) == (1, "")
-    chosen = str(entries / "popularity")
-    made, change = source("tiny").load_forecaster(system, chosen)
+    made, change = source("tiny").load_forecaster(system, str(entries / "popularity"))
     assert (made.ahead, change) == (None, "")
 
 
 def test_system__without_an_entry_serves_on_demand_and_says_so(caplog):
     system = SystemConfig(name="some", predictor="token", reuse_predictor="reuse")
     made = load_system_predictors(system, SPEC, ModelConfig(name="nowhere", id="/models/nowhere"))
-    assert made == SystemPredictors()
+    assert made == forecasters.SystemPredictors()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == (
         "no trained predictors for nowhere in float32: system some serves on demand (no token) and "
@@ -118,26 +111,22 @@ def test_system__uses_no_entry_that_does_not_match(tmp_path):
     made, change = source("tiny", entries=entries).load_forecaster(system)
     assert made is None
     assert change == f"serves on demand ({entries / 'popularity'} is for revision another)"
-    ours = SystemConfig(
-        name="ours", predictor="popularity", fallback={"dependency": {}},
-        reuse_predictor="popularity",
-    )  # fmt: skip
+    kinds = {"predictor": "popularity", "reuse_predictor": "popularity"}
+    ours = SystemConfig(name="ours", fallback={"dependency": {}}, **kinds)
     made, change = source("tiny", entries=entries).load_forecaster(ours)
     assert made.kind == "dependency"
     assert change.startswith("forecasts with dependency (")
     made, change = source("tiny", entries=entries).load_reuse(ours)
     assert made is None
     assert "is for revision another" in change
-    chosen = str(entries / "popularity")
     with pytest.raises(MismatchError, match="another"):
-        source("tiny").load_forecaster(system, chosen)
+        source("tiny").load_forecaster(system, str(entries / "popularity"))
 
 
 def test_kind_that_needs_no_entry__is_made_where_the_entry_does_not_match(tmp_path):
     (tmp_path / "dependency").mkdir()
     tiny_entry(tmp_path / "dependency", name="tiny/dependency", spec=tiny_spec(revision="another"))
-    made = source("tiny", entries=tmp_path).load("dependency")
-    assert isinstance(made, DependencyPredictor)
+    assert isinstance(source("tiny", entries=tmp_path).load("dependency"), DependencyPredictor)
 
 
 def test_chosen__is_never_left_out():
@@ -147,8 +136,7 @@ def test_chosen__is_never_left_out():
 
 def test_kinds_that_need_no_entry__are_made():
     assert isinstance(source("nowhere").load("dependency"), DependencyPredictor)
-    made = source("nowhere", makers={"skip": own_routers}).load("skip", {"horizon": 1})
-    assert made.horizon == 1
+    assert source("nowhere", makers={"skip": own_routers}).load("skip", {"horizon": 1}).horizon == 1
 
 
 def test_system__that_fetches_on_no_forecast_gets_none():
@@ -167,26 +155,23 @@ def test_run__stands_for_its_entries_of_the_kinds_that_the_system_names(tmp_path
     popularity(run / "entries")
     (run / "run.json").write_text("{}")
     system = SystemConfig(predictor="popularity")
-    model = ModelConfig(name="tiny")
     for chosen in (run, str(run)):
-        loaded = load_system_predictors(system, SPEC, model, chosen=chosen).forecast
+        loaded = load_system_predictors(system, SPEC, MODEL, chosen=chosen).forecast
         assert loaded.kind == "popularity"
-    assert load_system_predictors(system, SPEC, model, entries=run).forecast is not None
+    assert load_system_predictors(system, SPEC, MODEL, entries=run).forecast is not None
     with pytest.raises(PredictorError, match="has no stride.*it has popularity: name one"):
-        load_system_predictors(SystemConfig(predictor="stride"), SPEC, model, chosen=run)
+        load_system_predictors(SystemConfig(predictor="stride"), SPEC, MODEL, chosen=run)
 
 
 def test_run__without_entries_is_refused(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(PredictorError, match="is a run without entries"):
-        load_system_predictors(SystemConfig(), SPEC, ModelConfig(name="tiny"), chosen=tmp_path)
+        load_system_predictors(SystemConfig(), SPEC, MODEL, chosen=tmp_path)
 
 
 def test_kind__is_one_even_if_a_run_has_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dependency").mkdir()
     (tmp_path / "dependency/run.json").write_text("{}")
-    chosen = load_system_predictors(
-        SystemConfig(), SPEC, ModelConfig(name="tiny"), chosen="dependency"
-    )
+    chosen = load_system_predictors(SystemConfig(), SPEC, MODEL, chosen="dependency")
     assert isinstance(chosen.forecast, DependencyPredictor)

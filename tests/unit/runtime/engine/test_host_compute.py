@@ -1,13 +1,12 @@
 """`system.hybrid=true`: missed experts are computed in host memory where that is sooner."""
 
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from runtime.config import Exact, SystemConfig
 from runtime.engine.host_compute import HostCompute
@@ -24,7 +23,7 @@ HYBRID = SystemConfig(hybrid=True)
 EXPERT_BYTES = 1000
 
 
-def serve_slowly(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> PreTrainedModel:
+def serve_slowly(folder, monkeypatch: pytest.MonkeyPatch, **options: Any):
     """The model, above whose host memory copies are late."""
     delayed = served.before_transfers(lambda _: time.sleep(0.002))
 
@@ -35,23 +34,20 @@ def serve_slowly(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) 
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def expected(folder) -> tuple[torch.Tensor, torch.Tensor]:
     plain = plain_eager(folder)
     return plain(TOKENS).logits, plain.generate(TOKENS, **GREEDY)
 
 
-SYSTEMS = [
-    (HYBRID, "40%"),
-    (SystemConfig(hybrid=True, prefetch=False), "100%"),
-    (SystemConfig(hybrid=True, reordered=False), "100%"),
-]
+SYSTEMS = [({}, "40%"), ({"prefetch": False}, "100%"), ({"reordered": False}, "100%")]
 
 
-@pytest.mark.parametrize(("system", "host_budget"), SYSTEMS)
+@pytest.mark.parametrize(("changes", "host"), SYSTEMS)
 def test_hybrid__no_bit_changes_between_two_tiers_of_one_kind(
-    folder: Path, expected: Any, monkeypatch: pytest.MonkeyPatch, system: Any, host_budget: str
-) -> None:
-    model = serve_slowly(folder, monkeypatch, budget="25%", host_budget=host_budget, system=system)
+    folder, expected, monkeypatch, changes, host
+):
+    system = SystemConfig(hybrid=True, **changes)
+    model = serve_slowly(folder, monkeypatch, budget="25%", host_budget=host, system=system)
     with model.moecast as handle:
         for _ in range(2):
             assert torch.equal(model(TOKENS).logits, expected[0])
@@ -79,13 +75,7 @@ def test_hybrid__quantised_experts_are_multiplied_as_they_lie_in_host_memory(mon
 def test_hybrid__a_step_that_fails_releases_what_it_did_not_compute(folder, expected, monkeypatch):
     model = serve_slowly(folder, monkeypatch, budget="25%", host_budget="100%", system=HYBRID)
     with model.moecast as handle:
-        compute = handle.engine._host_compute
-        failed = []
-
-        def fail(layer: int, expert: int) -> Any:
-            failed.append((layer, expert))
-            raise RuntimeError("no weights")
-
+        compute, fail = handle.engine._host_compute, Mock(side_effect=RuntimeError("no weights"))
         with monkeypatch.context() as patch:
             patch.setattr(compute, "weights", fail)
             # Whatever was measured: computing there is faster than any copy.
@@ -93,9 +83,9 @@ def test_hybrid__a_step_that_fails_releases_what_it_did_not_compute(folder, expe
             patch.setattr(compute, "_further_seconds", 0.0)
             with pytest.raises(RuntimeError, match="no weights"):
                 model.generate(torch.randint(0, 64, (1, 9)), **GREEDY)
-        assert failed
+        layer, _ = fail.call_args_list[0].args
         assert torch.equal(model.generate(TOKENS, **GREEDY), expected[1])
-        assert compute.waiting(failed[0][0]) == []
+        assert compute.waiting(layer) == []
 
 
 class FakeCache:
@@ -141,14 +131,14 @@ def test_choice__is_the_split_whose_longer_side_is_shortest(copy_seconds, host_s
     assert compute.waiting(1) == []
 
 
-def test_choice__nothing_is_tried_before_a_copy_was_measured() -> None:
+def test_choice__nothing_is_tried_before_a_copy_was_measured():
     cache: Any = FakeCache()
     copies: Any = SimpleNamespace(moved_bytes=0, busy_seconds=0.0)
     compute = HostCompute(cache, SimpleNamespace(chunk_ranges=lambda _: [[(0, 1)]]), copies)  # type: ignore[arg-type]
     assert compute.request_routed(0, {1: 1, 2: 1}) == [1, 2]
 
 
-def test_choice__more_tokens_cost_what_they_have_cost() -> None:
+def test_choice__more_tokens_cost_what_they_have_cost():
     compute, _ = make(copy_seconds=3.0, host_seconds=1.0)
     for _ in range(200):
         compute._record(1, 1.0)
@@ -158,7 +148,7 @@ def test_choice__more_tokens_cost_what_they_have_cost() -> None:
     assert compute.request_routed(2, {0: 4, 1: 1}) == [0]
 
 
-def test_hybrid__is_refused_where_it_has_no_sense(folder: Path, tmp_path: Path) -> None:
+def test_hybrid__is_refused_where_it_has_no_sense(folder, tmp_path):
     with pytest.raises(PlanError, match="on a CPU every expert.*host_budget=100%"):
         served.serve(folder, budget="50%", system=HYBRID)
     with pytest.raises(CheckpointError, match="grouped: system.hybrid=true computes some experts"):

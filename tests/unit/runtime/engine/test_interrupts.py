@@ -1,5 +1,6 @@
 """Ctrl-C in the middle of the bookkeeping: the next request finds it in order."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -24,27 +25,21 @@ def expected(folder):
 
 def interrupting(real, call):
     """The function, with KeyboardInterrupt when its n-th call has done its work."""
-    left = call
+    numbers = itertools.count(1)
 
     def interrupted(*args, **kwargs):
-        nonlocal left
         result = real(*args, **kwargs)
-        left -= 1
-        if left == 0:
+        if next(numbers) == call:
             raise KeyboardInterrupt
         return result
 
     return interrupted
 
 
+METHODS = ("request", "next_task", "_start", "release", "complete", "queue.remove")
 ENTRIES = [
-    ("request", {}),
-    ("complete", {}),
-    ("request", {"budget": "40%", "devices": ["cpu", "cpu"]}),
-    *(
-        (name, {"host_budget": "40%"})
-        for name in ("request", "next_task", "_start", "release", "complete", "queue.remove")
-    ),
+    *(("request", {}), ("complete", {}), ("request", {"budget": "40%", "devices": ["cpu", "cpu"]})),
+    *((name, {"host_budget": "40%"}) for name in METHODS),
 ]
 
 
@@ -82,29 +77,25 @@ def raise_interrupt(*_):
 
 
 def test_interrupt__while_every_thread_hangs_leaves_others_to_read(folder, expected, monkeypatch):
-    rings = []
-
     def held(_name, arrivals, ring):
-        rings.append(HeldRing(arrivals, ring, num_held=2))
-        return rings[-1]
+        return HeldRing(arrivals, ring, num_held=2)
 
-    model = serve_with_rings(
-        folder, monkeypatch, held, budget="60%", system=SystemConfig(prefetch=False)
-    )
+    options = {"budget": "60%", "system": SystemConfig(prefetch=False)}
+    model = serve_with_rings(folder, monkeypatch, held, **options)
     with model.moecast as handle, torch.no_grad():
-        loop = handle.engine.loop
+        loop, ring = handle.engine.loop, handle.engine.loop.links[0].ring
         loop.wait = raise_interrupt
         with pytest.raises(KeyboardInterrupt):
             model(TOKENS)
         del loop.wait
         loop.drain()
-        assert sorted(rings[0].replaced) == rings[0].held == [0, 1]
+        assert sorted(ring.replaced) == ring.held == [0, 1]
         assert loop.faults == {Fault.HUNG: 2}
         assert torch.equal(model(TOKENS).logits, expected)
         assert loop.num_hanging == handle.engine.cache.top.cache.num_quarantined == 2
         # One ends, and an interrupt comes when it is no longer under way.
-        rings[0]._num_held = 0
-        rings[0].held.remove(0)
+        ring._num_held = 0
+        ring.held.remove(0)
         loop._arrivals.post(0, ARRIVED, 1e-3)
         with monkeypatch.context() as patch:
             patch.setattr(type(loop), "_complete", raise_interrupt)

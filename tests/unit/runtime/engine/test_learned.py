@@ -2,6 +2,7 @@
 
 import errno
 import os
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -58,10 +59,8 @@ def test_learned__is_saved_while_serving(tmp_path, store, predictor, monkeypatch
 
 
 def test_learned__on_a_full_disk_is_a_warning(store, predictor, monkeypatch, caplog) -> None:
-    def fail(_descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", fail)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     monkeypatch.setattr("runtime.engine.forecasters.SAVE_SECONDS", 0.0)
     store.step_ended(predictor)
     assert "was not saved" in caplog.text

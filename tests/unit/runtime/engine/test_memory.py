@@ -3,9 +3,7 @@ the system."""
 
 import ctypes
 import resource
-import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -29,9 +27,8 @@ import torch
 from runtime import load
 model = load("qwen2-moe-tiny", dtype="float32", budget="25%", system="on-demand")
 tokens = torch.arange(1, 33)[None]
-model.generate(
-    tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=16, do_sample=False
-)
+mask = torch.ones_like(tokens)
+model.generate(tokens, attention_mask=mask, max_new_tokens=16, do_sample=False)
 weights = sum(parameter.nbytes for parameter in model.parameters())
 # VmHWM and not ru_maxrss: that one is kept across exec, and starts with the test process's own.
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -42,8 +39,7 @@ model.moecast.close()
 
 @LINUX
 def test_load__peak_is_below_weights_and_budget_and_the_documented_size():
-    done = run_python("-c", SERVE)
-    overhead = int(done.stdout.splitlines()[-1]) / 2**20
+    overhead = int(run_python("-c", SERVE).stdout.splitlines()[-1]) / 2**20
     assert overhead < BOUND_MIB, f"{overhead:.0f} MiB"
 
 
@@ -60,19 +56,15 @@ MAPPINGS = [
 
 def test_library_code__excludes_names_of_other_files(tmp_path):
     smaps = tmp_path / "smaps"
-    smaps.write_text(
-        "".join(f"{line}\nRss:     8 kB\nAnonymous:     {kib} kB\n" for line, kib in MAPPINGS)
-    )
-    assert list(find_library_code(smaps)) == [
-        (0x7F0000000000, 0x7F0000002000),
-        (0x7F0000006000, 0x7F0000008000),
-    ]
+    lines = (f"{line}\nRss:     8 kB\nAnonymous:     {kib} kB\n" for line, kib in MAPPINGS)
+    smaps.write_text("".join(lines))
+    first, last = (0x7F0000000000, 0x7F0000002000), (0x7F0000006000, 0x7F0000008000)
+    assert list(find_library_code(smaps)) == [first, last]
     assert list(find_library_code(tmp_path / "none")) == []
 
 
 def test_unmap_weights__copies_unaligned_and_keeps_shared_ones():
-    model = torch.nn.Module()
-    raw = torch.arange(64, dtype=torch.float32)
+    model, raw = torch.nn.Module(), torch.arange(64, dtype=torch.float32)
     model.odd = torch.nn.Parameter(raw[1:17])
     model.even = torch.nn.Parameter(raw[32:48])
     model.tied = model.odd
@@ -86,7 +78,7 @@ def test_unmap_weights__copies_unaligned_and_keeps_shared_ones():
     assert model.even.data_ptr() != addresses[1]
 
 
-def run_with_libc(code: str, function: str) -> subprocess.CompletedProcess[str]:
+def run_with_libc(code: str, function: str):
     """Runs it in a separate process, where the contents of the heap are known."""
     if not hasattr(ctypes.CDLL(None), function):
         pytest.skip("glibc's heap is meant")
@@ -95,7 +87,7 @@ def run_with_libc(code: str, function: str) -> subprocess.CompletedProcess[str]:
 
 
 @LINUX
-def test_heap__that_a_hole_keeps_goes_back() -> None:
+def test_heap__that_a_hole_keeps_goes_back():
     code = """
 import resource
 from pathlib import Path
@@ -119,26 +111,23 @@ print(before - resident())
 
 @LINUX
 @pytest.mark.parametrize("shared", [True, False])
-def test_heap__is_one_for_all_threads_once_it_is_shared(shared) -> None:
+def test_heap__is_one_for_all_threads_once_it_is_shared(shared):
     code = f"""
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from runtime.engine.memory import share_one_heap
 if {shared}:
     share_one_heap()
 together = threading.Barrier(8)
-def work():
+def work(_):
     together.wait()
     for _ in range(100):
         libc.malloc(5000)
-threads = [threading.Thread(target=work) for _ in range(8)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(work, range(8)))
 libc.malloc_stats()
 """
-    statistics = run_with_libc(code, "malloc_stats").stderr
-    assert (statistics.count("Arena ") == 1) == shared
+    assert (run_with_libc(code, "malloc_stats").stderr.count("Arena ") == 1) == shared
 
 
 # ---- limits
@@ -148,7 +137,7 @@ V2 = ("memory.max", "memory.current", "inactive_file")
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def write_group(folder: Path, files: tuple[str, str, str], limit: str, used: int, cached: int = 0):
+def write_group(folder, files: tuple[str, str, str], limit: str, used: int, cached: int = 0):
     folder.mkdir(parents=True, exist_ok=True)
     limit_file, used_file, stat = files
     (folder / limit_file).write_text(f"{limit}\n")
@@ -156,13 +145,12 @@ def write_group(folder: Path, files: tuple[str, str, str], limit: str, used: int
     (folder / "memory.stat").write_text(f"anon 1\n{stat} {cached}\n")
 
 
-@pytest.mark.parametrize(
-    "own", ["0::/\n", "4:memory:/\n0::/\n", "4:memory:/outside\n0::/outside\n"]
-)
+LEFT = [(400, 0, 600), (1200, 0, 0), (900, 800, 900), (500, 100, 600)]
+
+
+@pytest.mark.parametrize("own", ["0::/\n", "4:memory:/\n0::/\n", "4:memory:/other\n0::/other\n"])
 @pytest.mark.parametrize(("files", "folder"), [(V2, ""), (V1, "memory")])
-@pytest.mark.parametrize(
-    ("used", "cached", "left"), [(400, 0, 600), (1200, 0, 0), (900, 800, 900), (500, 100, 600)]
-)
+@pytest.mark.parametrize(("used", "cached", "left"), LEFT)
 def test_available__is_what_the_container_leaves(tmp_path, own, files, folder, used, cached, left):
     """A container sees its group at the top, even if its path is that of the host."""
     (tmp_path / "own").write_text(own)
@@ -181,8 +169,7 @@ def test_available__is_limited_by_every_group_above(tmp_path):
 
 
 def test_available__is_within_the_limit_of_the_process(tmp_path, monkeypatch):
-    used = psutil.Process().memory_info().vms
-    limit = (used + (64 << 20), resource.RLIM_INFINITY)
+    limit = (psutil.Process().memory_info().vms + (64 << 20), resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda _: limit)
     assert 32 << 20 < available_memory_bytes(tmp_path, tmp_path / "none") < 96 << 20
 

@@ -12,38 +12,27 @@ from runtime.engine.forecasters import SystemPredictors
 from runtime.policy.forecast_payoff import ForecastPayoff
 from tests.builders.core_runs import RandomPredictor
 from tests.builders.models import plain_eager
-from tests.builders.served import settle
+from tests.builders.served import serving, settle
 
 TOKENS = torch.randint(0, 64, (1, 12), generator=torch.Generator().manual_seed(1))
-OPTIONS = {"do_sample": False, "pad_token_id": 0}
-
-
-def serve(folder, **kwargs):
-    model = ModelConfig(name="nowhere", id=str(folder), dtype="float32")
-    return runtime.load(model, system="moecast", **kwargs)
+GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
 
 
 @pytest.mark.parametrize(("budget", "host_budget"), [("15%", None), ("40%", "60%")])
 def test_moecast__is_bitwise_eager_whatever_is_forecast(folder, monkeypatch, budget, host_budget):
-    monkeypatch.setattr(
-        "runtime.engine.loading.load_system_predictors",
-        lambda _, spec, *__, **___: SystemPredictors(
-            forecast=RandomPredictor(0, spec=spec), reuse=RandomPredictor(1, spec=spec, num_rows=1)
-        ),
-    )
+    def forecast_at_random(_, spec, *__, **___):
+        reuse = RandomPredictor(1, spec=spec, num_rows=1)
+        return SystemPredictors(forecast=RandomPredictor(0, spec=spec), reuse=reuse)
+
+    monkeypatch.setattr("runtime.engine.loading.load_system_predictors", forecast_at_random)
     # With forecasts, without, with again.
-    monkeypatch.setattr(
-        ForecastPayoff, "record_step", lambda self, seconds: self._set(seconds * 1e6 % 2 < 1)
-    )
-    options = {"max_new_tokens": 24, **OPTIONS}
-    expected = plain_eager(folder).generate(TOKENS, **options)
-    model = serve(folder, budget=budget, host_budget=host_budget)
-    with model.moecast as handle:
-        assert torch.equal(model.generate(TOKENS, **options), expected)
-        stats = handle.stats()
-        cache = handle.engine.cache
-        settle(handle.engine)
-        for tier in cache.tiers:
+    monkeypatch.setattr(ForecastPayoff, "record_step", lambda self, s: self._set(s * 1e6 % 2 < 1))
+    expected = plain_eager(folder).generate(TOKENS, **GREEDY)
+    with serving(folder, budget=budget, host_budget=host_budget, system="moecast") as model:
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+        stats, engine = model.moecast.stats(), model.moecast.engine
+        settle(engine)
+        for tier in engine.cache.tiers:
             slots = [entry.slot for entry in tier.cache.entries.values()]
             assert len(set(slots)) == len(slots) <= tier.cache.num_slots
     assert stats["bytes_prefetched"] > 0
@@ -51,14 +40,15 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(folder, monkeypatch, bud
 
 
 def test_moecast__without_entries_uses_the_routers_and_warns(folder, caplog) -> None:
-    expected = plain_eager(folder).generate(TOKENS, max_new_tokens=8, **OPTIONS)
+    expected = plain_eager(folder).generate(TOKENS, **GREEDY)
+    config = ModelConfig(name="nowhere", id=str(folder), dtype="float32")
     with caplog.at_level(logging.WARNING):
-        model = serve(folder, budget="25%")
+        model = runtime.load(config, system="moecast", budget="25%")
     with model.moecast as handle:
-        assert torch.equal(model.generate(TOKENS, max_new_tokens=8, **OPTIONS), expected)
-        assert handle.engine.driver.predictor_kind == "skip"
-        assert handle.engine.driver.reuse_predictor_kind is None
-    (message,) = [record.getMessage() for record in caplog.records]
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+        driver = handle.engine.driver
+        assert (driver.predictor_kind, driver.reuse_predictor_kind) == ("skip", None)
+    (message,) = caplog.messages
     assert message == (
         "no trained predictors for nowhere in float32: system moecast forecasts with skip (no "
         "residual) and evicts by usage counts (no reuse). To train them: moecast train "
@@ -69,8 +59,7 @@ def test_moecast__without_entries_uses_the_routers_and_warns(folder, caplog) -> 
 def test_moecast__prompts_do_not_count_for_what_pays(folder, monkeypatch):
     recorded = []
     monkeypatch.setattr(ForecastPayoff, "record_step", lambda *_: recorded.append(1))
-    model = serve(folder, budget="25%")
-    with model.moecast as handle:
+    with serving(folder, budget="25%", system="moecast") as model:
         for _ in range(2):
-            model.generate(TOKENS, max_new_tokens=8, **OPTIONS)
-        assert len(recorded) == handle.stats()["num_decode_steps"] == 14
+            model.generate(TOKENS, **GREEDY)
+        assert len(recorded) == model.moecast.stats()["num_decode_steps"] == 46

@@ -2,25 +2,13 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from runtime.engine.monitor import (
-    ABSENT,
-    BELOW,
-    CACHED,
-    COMING,
-    PINNED,
-    EngineMonitor,
-    EngineSnapshot,
-)
+from runtime.engine.monitor import ABSENT, BELOW, CACHED, COMING, PINNED, EngineMonitor
 from runtime.errors import Fault, TransferError
 from runtime.presets import load_system
 from tests.builders.patchable import use_patchable_core
@@ -28,25 +16,24 @@ from tests.builders.served import read_in_python, serving, settle
 
 
 def generate(model, *, tokens: int = 6) -> None:
-    prompt = torch.arange(1, 8)[None]
-    model.generate(prompt, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    model.generate(torch.arange(1, 8)[None], max_new_tokens=tokens, do_sample=False, pad_token_id=0)
 
 
-def settled(monitor: EngineMonitor) -> tuple[str, EngineSnapshot]:
+def settled(monitor: EngineMonitor):
     """All cells and a snapshot of the same moment, with no transfer under way."""
     settle(monitor.engine)
     return "".join(monitor.cells()), monitor.snapshot()
 
 
 @contextmanager
-def watched(folder: Path, **options: Any) -> Iterator[tuple[PreTrainedModel, EngineMonitor]]:
+def watched(folder, **options):
     """A model that has generated, and its monitor."""
     with serving(folder, **options) as model:
         generate(model)
         yield model, EngineMonitor(model.moecast.engine)
 
 
-def test_snapshot__is_what_the_report_says(folder: Path) -> None:
+def test_snapshot__is_what_the_report_says(folder):
     # On the computing thread: another one's time goes on.
     system = replace(load_system("moecast"), synchronous=True)
     with watched(folder, budget="50%", predictor="skip", system=system) as (model, monitor):
@@ -72,7 +59,7 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
     assert snapshot.prefetching is not None  # the default system is adaptive
 
 
-def test_cells__show_every_expert_once_and_agree_with_the_slots(folder: Path) -> None:
+def test_cells__show_every_expert_once_and_agree_with_the_slots(folder):
     with watched(folder, budget="50%") as (_, monitor):
         text, snapshot = settled(monitor)
         cells = monitor.cells()
@@ -83,7 +70,7 @@ def test_cells__show_every_expert_once_and_agree_with_the_slots(folder: Path) ->
     assert tier.num_pinned == tier.num_in_flight == 0
 
 
-def test_cells__with_a_tier_below_tell_host_from_device(folder: Path) -> None:
+def test_cells__with_a_tier_below_tell_host_from_device(folder):
     with watched(folder, budget="25%", host_budget="100%") as (_, monitor):
         text, snapshot = settled(monitor)
     tiers = snapshot.tiers
@@ -111,12 +98,11 @@ def test_cells__show_computing_experts_as_pinned(folder, monkeypatch):
     assert set(seen) == {PINNED}
 
 
-def test_faults__are_counted_for_unused_prefetches_too(folder: Path) -> None:
+def test_faults__are_counted_for_unused_prefetches_too(folder):
     with serving(folder, budget="50%") as model:
         engine = model.moecast.engine
         read_in_python(engine)
-        real = engine.store.read
-        failed = itertools.count()
+        real, failed = engine.store.read, itertools.count()
 
         def cut_short(*_) -> None:
             next(failed)
@@ -132,7 +118,7 @@ def test_faults__are_counted_for_unused_prefetches_too(folder: Path) -> None:
         assert snapshot.faults == {"truncated": next(failed)}
 
 
-def test_snapshot__while_a_model_generates_never_breaks_it(folder: Path) -> None:
+def test_snapshot__while_a_model_generates_never_breaks_it(folder):
     with serving(folder, budget="25%", predictor="skip") as model:
         monitor, stop = EngineMonitor(model.moecast.engine), threading.Event()
         requests, wrong = [], []
@@ -159,7 +145,7 @@ def test_snapshot__while_a_model_generates_never_breaks_it(folder: Path) -> None
     assert requests == sorted(requests)
 
 
-def test_several_devices__are_distinguished_in_one_map(folder: Path) -> None:
+def test_several_devices__are_distinguished_in_one_map(folder):
     options = {"devices": ["cpu", "cpu"], "budget": "50%", "host_budget": "100%"}
     with watched(folder, **options) as (model, monitor):
         text, snapshot = settled(monitor)

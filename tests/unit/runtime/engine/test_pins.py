@@ -1,17 +1,14 @@
 """An expert that is computed is pinned, whatever was cancelled before."""
 
-from pathlib import Path
-
 import numpy as np
 
 from tests.builders.served import serving, settle
 
 
-def test_pin__an_expert_that_arrived_after_its_request_was_cancelled(folder: Path) -> None:
+def test_pin__an_expert_that_arrived_after_its_request_was_cancelled(folder):
     """A loop in a fixed order gives up requests to make room, and a transfer under way goes on."""
     with serving(folder, budget="50%") as model:
-        engine = model.moecast.engine
-        token = np.zeros(1, np.int64)
+        engine, token = model.moecast.engine, np.zeros(1, np.int64)
         engine.begin_step(token, token)
         engine.routed(0, np.array([[0, 1]]), None, None)
         engine.pin(0, 0)

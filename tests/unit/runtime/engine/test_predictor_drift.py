@@ -2,7 +2,6 @@
 
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,7 @@ from runtime.config import SystemConfig
 from runtime.engine import predictor_drift
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.monitor import EngineMonitor
-from runtime.engine.predictor_drift import (
-    CLEARED_DROP,
-    MAX_DROP,
-    SAMPLE_STEPS,
-    WINDOW_TOKENS,
-    DriftMonitor,
-    SampledStep,
-)
+from runtime.engine.predictor_drift import SAMPLE_STEPS, WINDOW_TOKENS, DriftMonitor, SampledStep
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.serving.observe.metrics import ServerMetrics
 from tests.builders.entries import write_popularity
@@ -39,12 +31,9 @@ NUM_EXPERTS = 4
 SPEC = small_spec(num_experts=NUM_EXPERTS)
 
 
-def card_of(*accuracies: float | None) -> CardAccuracy:
-    return CardAccuracy(entry="tiny/mlp", decode=accuracies, overall=accuracies)
-
-
-def monitor_of(*accuracies: float | None) -> DriftMonitor:
-    return DriftMonitor(card_of(*accuracies), top_k=1, score_command=SCORE, train_command=TRAIN)
+def monitor_of(*accuracies: float | None, kind: type = DriftMonitor) -> Any:
+    card = CardAccuracy(entry="tiny/mlp", decode=accuracies, overall=accuracies)
+    return kind(card, top_k=1, score_command=SCORE, train_command=TRAIN)
 
 
 def one_hot(experts: list[int]) -> np.ndarray:
@@ -55,10 +44,9 @@ def window(hits: int, *, layers: int = 1) -> SampledStep:
     """A whole window in one step, in which this many tokens of every layer are forecast well."""
     step = SampledStep()
     for layer in range(layers):
-        chosen = [1] * hits + [2] * (WINDOW_TOKENS - hits)
-        forecast = Forecast(layer, one_hot([1] * WINDOW_TOKENS))
-        step.add_forecasts([forecast], signal="gate_input", layer=layer - 1, layer_now=layer - 1)
-        step.add_routing(layer, np.array(chosen)[:, None])
+        forecast, before = Forecast(layer, one_hot([1] * WINDOW_TOKENS)), layer - 1
+        step.add_forecasts([forecast], signal="gate_input", layer=before, layer_now=before)
+        step.add_routing(layer, np.repeat([1, 2], [hits, WINDOW_TOKENS - hits])[:, None])
     return step
 
 
@@ -72,7 +60,7 @@ def serve_windows(monitor: DriftMonitor, hits: list[int], caplog) -> list[str]:
 
 
 @given(st.lists(st.integers(0, 500), max_size=12))
-def test_monitor__warns_at_one_drop_and_clears_at_a_smaller_one(hits: list[int]) -> None:
+def test_monitor__warns_at_one_drop_and_clears_at_a_smaller_one(hits):
     """In integers: .9 is 450 of 500, .05 is 25, .025 is 12.5."""
     monitor, drifted = monitor_of(0.9), False
     for one in hits:
@@ -85,23 +73,22 @@ def test_monitor__warns_at_one_drop_and_clears_at_a_smaller_one(hits: list[int])
         assert monitor.report.accuracy == (one / 500,)
 
 
-def test_monitor__says_each_change_once(caplog) -> None:
+def test_monitor__says_each_change_once(caplog):
     monitor = monitor_of(0.9)
     bad, edge, good = 400, 432, 440
-    assert CLEARED_DROP < 0.9 - edge / WINDOW_TOKENS < MAX_DROP
+    assert predictor_drift.CLEARED_DROP < (0.9 - edge / WINDOW_TOKENS) < predictor_drift.MAX_DROP
     assert serve_windows(monitor, [edge, good], caplog) == []
     assert serve_windows(monitor, [bad, bad, edge, bad], caplog) == ["WARNING"]
     message = caplog.records[0].getMessage()
     assert "tiny/mlp no longer fits what is served: its accuracy over the last 500" in message
     assert "is 0.800, its card has 0.900." in message
-    assert message.endswith(
-        f"To see all metrics on prompts like these: {SCORE}. To train an entry on them: {TRAIN}"
-    )
+    ways = f"To see all metrics on prompts like these: {SCORE}. To train an entry on them: {TRAIN}"
+    assert message.endswith(ways)
     assert serve_windows(monitor, [good, good, edge], caplog) == []
     assert serve_windows(monitor, [bad], caplog) == ["WARNING"]
 
 
-def test_monitor__judges_after_a_window_only() -> None:
+def test_monitor__judges_after_a_window_only():
     monitor, step = monitor_of(0.9), SampledStep()
     forecast = Forecast(0, one_hot([1] * 10))
     step.add_forecasts([forecast], signal="gate_input", layer=-1, layer_now=-1)
@@ -113,14 +100,14 @@ def test_monitor__judges_after_a_window_only() -> None:
     assert (monitor.report.num_tokens, monitor.report.has_drifted) == (WINDOW_TOKENS, True)
 
 
-def test_monitor__leaves_out_layers_that_the_card_does_not_have() -> None:
+def test_monitor__leaves_out_layers_that_the_card_does_not_have():
     monitor = monitor_of(None, 0.5)
     monitor.add(window(250, layers=2))
     assert monitor.report.accuracy == (None, 0.5)
     assert monitor.report.mean_drop == pytest.approx(0.0)
 
 
-def test_sample__keeps_a_layers_last_forecast_before_its_router() -> None:
+def test_sample__keeps_a_layers_last_forecast_before_its_router():
     step, own = SampledStep(), one_hot([3])
     for layer, layer_now, scores in [(-1, -1, one_hot([0])), (0, 0, own), (1, 2, one_hot([0]))]:
         forecasts = [Forecast(1, scores)]
@@ -133,7 +120,7 @@ def test_sample__keeps_a_layers_last_forecast_before_its_router() -> None:
     assert forecast.chosen_TK(1).tolist() == experts_TK.tolist() == [[3]]
 
 
-def test_sample__without_the_routing_of_all_tokens_has_no_pair() -> None:
+def test_sample__without_the_routing_of_all_tokens_has_no_pair():
     step = SampledStep()
     step.add_forecasts([Forecast(0, one_hot([1, 2]))], signal="x", layer=-1, layer_now=-1)
     step.add_routing(0, np.array([[1]]))
@@ -161,16 +148,13 @@ class RecordedSamples(DriftMonitor):
     """Keeps what it is given."""
 
     def add(self, step: SampledStep) -> None:
-        pairs = [
-            (forecast.layer, int(forecast.chosen_TK(1)[0, 0]), int(experts_TK[0, 0]))
-            for _, forecast, experts_TK in step.pairs()
-        ]
+        chosen = [(it.layer, it.chosen_TK(1), experts_TK) for _, it, experts_TK in step.pairs()]
+        pairs = [(layer, int(ours[0, 0]), int(own[0, 0])) for layer, ours, own in chosen]
         self.samples = [*getattr(self, "samples", []), pairs]
 
 
 def driver_of(predictor: Predictor) -> tuple[PredictorDriver, RecordedSamples]:
-    card = card_of(0.9, 0.9, 0.9)
-    monitor = RecordedSamples(card, top_k=1, score_command=SCORE, train_command=TRAIN)
+    monitor = monitor_of(0.9, 0.9, 0.9, kind=RecordedSamples)
     scheduler = ForecastScheduler(make_cache(), top_k=1)
     return PredictorDriver(predictor, scheduler, drift=monitor), monitor
 
@@ -187,21 +171,20 @@ def drive(driver: PredictorDriver, number: int = 0, *, is_decode: bool = True) -
 
 
 @pytest.mark.parametrize("stateless", [True, False])
-def test_driver__compares_one_decode_step_in_eight(stateless: bool) -> None:
+def test_driver__compares_one_decode_step_in_eight(stateless):
     driver, monitor = driver_of(Rotating(SPEC, stateless=stateless))
     expected = []
     kinds = [True] * 5 + [False] * 3 + [True] * (2 * SAMPLE_STEPS)
     for number, is_decode in enumerate(kinds, start=1):
         drive(driver, number, is_decode=is_decode)
         if number in (5 + 3 + 3, 5 + 3 + 3 + SAMPLE_STEPS):  # the 8th and the 16th decode step
-            forecast = number % NUM_EXPERTS
-            layers = range(SPEC.num_layers)
+            forecast, layers = number % NUM_EXPERTS, range(SPEC.num_layers)
             expected.append([(n, forecast, (number + n) % NUM_EXPERTS) for n in layers])
     driver.close()
     assert monitor.samples == expected
 
 
-def test_driver__begins_again_where_the_predictor_missed_steps() -> None:
+def test_driver__begins_again_where_the_predictor_missed_steps():
     """With prefetching off a predictor does not see the tokens: its next forecasts are worse."""
     driver, monitor = driver_of(Rotating(SPEC, stateless=False))
     for _ in range(SAMPLE_STEPS - 1):
@@ -218,15 +201,14 @@ def test_driver__begins_again_where_the_predictor_missed_steps() -> None:
 # ---- live
 
 
-PROMPT = torch.arange(1, 8)[None]
 OPTIONS: dict[str, Any] = {"max_new_tokens": 28, "do_sample": False, "pad_token_id": 0}
 
 
-def serve_drift(folder: Path, entry: Path) -> tuple[dict[str, Any], ServerMetrics]:
+def serve_drift(folder, entry) -> tuple[dict[str, Any], ServerMetrics]:
     """Generates; returns the statistics and the metrics, read before the model is closed."""
     system = SystemConfig(synchronous=True)
     with serving(folder, budget="50%", predictor=entry, system=system) as model:
-        model.generate(PROMPT, **OPTIONS)
+        model.generate(torch.arange(1, 8)[None], **OPTIONS)
         metrics = ServerMetrics(model_name="m", max_running=1)
         metrics.add_engine(EngineMonitor(model.moecast.engine), info=INFO)
         metrics.render()
@@ -245,9 +227,8 @@ def test_serving__compares_the_entry_with_its_card(folder, tmp_path, monkeypatch
 
     entry = write_popularity(tmp_path / "claims", spec, [1.0, 1.0, None])
     drift, metrics = serve_drift(folder, entry)
-    assert (drift["entry"], drift["num_tokens"]) == ("tiny/popularity", 3)
-    assert drift["has_drifted"]
-    assert drift["card_accuracy"] == [1.0, 1.0, None]
+    found = [drift[name] for name in ("entry", "num_tokens", "has_drifted", "card_accuracy")]
+    assert found == ["tiny/popularity", 3, True, [1.0, 1.0, None]]
     assert drift["accuracy"][2] is None
     assert value(metrics, "drifted") == 1
     assert value(metrics, "accuracy", layer="0") == drift["accuracy"][0] < 0.95
@@ -259,6 +240,5 @@ def test_serving__compares_the_entry_with_its_card(folder, tmp_path, monkeypatch
     caplog.clear()
     entry = write_popularity(tmp_path / "fits", spec, drift["accuracy"])
     drift, metrics = serve_drift(folder, entry)
-    assert drift["mean_drop"] == pytest.approx(0.0)
-    assert value(metrics, "drifted") == 0
+    assert (drift["mean_drop"], value(metrics, "drifted")) == (pytest.approx(0.0), 0)
     assert not [one for one in caplog.records if "no longer fits" in one.getMessage()]

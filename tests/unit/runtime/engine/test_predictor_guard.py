@@ -3,9 +3,8 @@
 import logging
 import re
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -41,14 +40,7 @@ class Misbehaving(Predictor):
         return forecasts if self.num_calls <= self.good else self.fail(forecasts)
 
 
-def raises(error: BaseException) -> Any:
-    def fail(_forecasts: list[Forecast]) -> list[Forecast]:
-        raise error
-
-    return fail
-
-
-def changed(**fields: Any) -> Any:
+def changed(**fields):
     def fail(forecasts: list[Forecast]) -> list[Forecast]:
         (forecast,) = forecasts
         return [Forecast(**{"layer": forecast.layer, "scores_TE": forecast.scores_TE, **fields})]
@@ -61,8 +53,8 @@ def guard_of(predictor: Predictor) -> PredictorGuard:
 
 
 FAILURES = {
-    "error": (raises(RuntimeError("bad node")), "RuntimeError: bad node"),
-    "memory": (raises(MemoryError("std::bad_alloc")), "MemoryError: std::bad_alloc"),
+    "error": (Mock(side_effect=RuntimeError("bad node")), "RuntimeError: bad node"),
+    "memory": (Mock(side_effect=MemoryError("std::bad_alloc")), "MemoryError: std::bad_alloc"),
     "no-forecast": (lambda _: [3], "int in place of a forecast"),
     "no-list": (lambda _: 3, "not iterable"),
     "layer": (changed(layer=9), "layer 9 of 2"),
@@ -77,39 +69,33 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_guard__turns_the_predictor_off_and_says_why(name: str, caplog) -> None:
+def test_guard__turns_the_predictor_off_and_says_why(name, caplog):
     fail, message = FAILURES[name]
     predictor = Misbehaving(SPEC, fail, good=1)
-    guard = guard_of(predictor)
-    hidden_TD = np.zeros((1, SPEC.hidden_size), np.float32)
+    guard, hidden_TD = guard_of(predictor), np.zeros((1, SPEC.hidden_size), np.float32)
     assert len(guard.call("gate_input", 0, hidden_TD, num_tokens=1)) == 1
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert not guard.call("gate_input", 0, hidden_TD, num_tokens=1)
-    assert predictor.num_calls == 2
-    assert guard.predictor is None
+    assert (predictor.num_calls, guard.predictor) == (2, None)
     assert re.search(message, guard.failure or "")
-    (record,) = caplog.records
-    assert "misbehaving failed" in record.message
-    assert "experts come on demand" in record.message
+    (line,) = caplog.messages
+    assert re.search("(?s)misbehaving failed.*experts come on demand", line)
 
 
-def test_guard__ctrl_c_is_no_failure() -> None:
-    guard = guard_of(Misbehaving(SPEC, raises(KeyboardInterrupt())))
+def test_guard__ctrl_c_is_no_failure():
+    guard = guard_of(Misbehaving(SPEC, Mock(side_effect=KeyboardInterrupt)))
     with pytest.raises(KeyboardInterrupt):
         guard.call("gate_input", 0, GOOD, num_tokens=1)
     assert guard.predictor is not None
 
 
-def test_guard__calls_over_the_deadline_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guard__calls_over_the_deadline_turn_it_off(monkeypatch):
     clock, waited = [0.0], [0.0]
-    monkeypatch.setattr(
-        predictor_guard,
-        "time",
-        SimpleNamespace(perf_counter=lambda: clock[0] + waited[0], thread_time=lambda: clock[0]),
-    )
+    time = SimpleNamespace(perf_counter=lambda: clock[0] + waited[0], thread_time=lambda: clock[0])
+    monkeypatch.setattr(predictor_guard, "time", time)
 
-    def take(seconds: float, *, waits: float = 0.0) -> Any:
+    def take(seconds: float, *, waits: float = 0.0):
         def slow(forecasts: list[Forecast]) -> list[Forecast]:
             clock[0] += seconds
             waited[0] += waits
@@ -132,20 +118,16 @@ def test_guard__calls_over_the_deadline_turn_it_off(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("role", ["predictor", "reuse_predictor"])
 @pytest.mark.parametrize(("name", "num_together"), [("no-list", 0), ("memory", 3)])
-def test_load__a_failing_predictor_changes_no_token(
-    folder: Path, name: str, num_together: int, role: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load__a_failing_predictor_changes_no_token(folder, name, num_together, role, monkeypatch):
     tokens = torch.randint(0, 64, (1, 5), generator=torch.Generator().manual_seed(2))
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     expected = plain_eager(folder).generate(tokens, **options)
     fail, message = FAILURES[name]
-    maker = {"predictor": "load_forecaster", "reuse_predictor": "load_reuse"}[role]
+    load = "load_forecaster" if role == "predictor" else "load_reuse"
     if role == "reuse_predictor":
         monkeypatch.setattr(Misbehaving, "routed", lambda self, *_: self.gate_input(0, GOOD))
-    monkeypatch.setattr(
-        f"runtime.engine.forecasters.AvailablePredictors.{maker}",
-        lambda source, *_: (Misbehaving(source.spec, fail, good=9), ""),
-    )
+    place = f"runtime.engine.forecasters.AvailablePredictors.{load}"
+    monkeypatch.setattr(place, lambda it, *_: (Misbehaving(it.spec, fail, good=9), ""))
     system = SystemConfig(prefetch=role == "predictor", eviction="reuse", per_layer=False)
     with serving(folder, budget="50%", system=system) as model:
         with LockstepGroup(model) as group:

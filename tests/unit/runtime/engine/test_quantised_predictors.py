@@ -1,13 +1,11 @@
 """Entries of a base model that serve its quantisations: their routers are the same."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import runtime
 from predictors.baselines import PopularityPredictor
@@ -18,41 +16,31 @@ from runtime.hf.loading import load_stripped
 from tests.builders.families.build import save_family
 from tests.builders.gguf_files import gguf_file
 from tests.builders.integers import quantise_gptq, save_wide
+from tests.builders.quantised import rewrite
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry, write_entry
 from zoo.errors import MismatchError
 from zoo.storage import cache_storage
 
-Models = tuple[Path, Path]
 
-
-def make_gguf(folder: Path) -> Models:
-    return gguf_file("qwen3moe-BF16"), gguf_file("qwen3moe-Q4_0")
-
-
-def make_gptq(folder: Path) -> Models:
+@pytest.fixture(params=["gguf", "gptq"], scope="module")
+def models(request, tmp_path_factory) -> tuple[Path, Path]:
+    """A base model and its quantisation."""
+    if request.param == "gguf":
+        return gguf_file("qwen3moe-BF16"), gguf_file("qwen3moe-Q4_0")
+    folder = tmp_path_factory.mktemp("models")
     return save_wide(folder / "base"), quantise_gptq(save_wide(folder / "gptq"))
 
 
-@pytest.fixture(params=[make_gguf, make_gptq], scope="module")
-def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """A base model and its quantisation."""
-    make: Callable[[Path], Models] = request.param
-    return make(tmp_path_factory.mktemp("models"))
-
-
 def spec_of(path: Path, *, name: str, dtype: str = "auto") -> ModelSpec:
-    config = ModelConfig(name=name, id=str(path), dtype=dtype)
-    return load_stripped(path, dtype).spec(path, config)
+    return load_stripped(path, dtype).spec(path, ModelConfig(name=name, id=str(path), dtype=dtype))
 
 
 def publish(folder: Path, spec: ModelSpec) -> None:
     """Put `base/popularity`, an entry for this model, into the user's zoo."""
-    shares_LE = np.full((spec.num_layers, spec.num_experts), 0.25, np.float32)
-    made = PopularityPredictor(spec, shares_LE)
-    write_entry(
-        folder / "entry", made, name="base/popularity", metrics={"held_out": {"accuracy": 0.75}}
-    )
+    made = PopularityPredictor(spec, np.full((spec.num_layers, spec.num_experts), 0.25, np.float32))
+    metrics = {"held_out": {"accuracy": 0.75}}
+    write_entry(folder / "entry", made, name="base/popularity", metrics=metrics)
     WritableZoo(cache_storage()).add(open_entry(folder / "entry"))
 
 
@@ -91,11 +79,8 @@ def test_entry__of_a_model_with_other_routers_is_refused(tmp_path: Path) -> None
     quantised = quantise_gptq(save_wide(tmp_path / "gptq"))
     spec = spec_of(quantised, name="base")
     assert spec.routers is not None
-    for file in quantised.glob("*.safetensors"):
-        tensors = load_file(file)
-        for name in tensors.keys() & {"model.layers.1.mlp.gate.weight"}:
-            tensors[name] = tensors[name] * 1.01
-            save_file(tensors, file, metadata={"format": "pt"})
+    gate = "model.layers.1.mlp.gate.weight"
+    rewrite(quantised, lambda name, tensor: {name: tensor * 1.01 if name == gate else tensor})
     publish(tmp_path, replace(spec, revision="another"))
     # The user's word does not stand against the routers.
     for base in (None, "base"):

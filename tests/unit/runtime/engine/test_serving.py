@@ -3,11 +3,11 @@
 import gc
 import threading
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ HAS_NAMES = rings is not None
 """Whether threads that read experts have names: those in C have."""
 PROMPTS = torch.randint(1, 64, (3, 8), generator=torch.Generator().manual_seed(5))
 LEFT_PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8, [0, 1, 1, 1, 1, 1, 1, 1]])
+GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 WAYS = {
     "beams": {"do_sample": False, "num_beams": 3},
     "sampled": {"do_sample": True, "temperature": 0.8, "top_p": 0.9},
@@ -36,10 +37,8 @@ WAYS = {
 
 def generated(model, way):
     torch.manual_seed(7)
-    return model.generate(
-        PROMPTS * LEFT_PADDED, attention_mask=LEFT_PADDED, max_new_tokens=8, pad_token_id=0,
-        **WAYS[way],
-    )  # fmt: skip
+    options = {"attention_mask": LEFT_PADDED, "max_new_tokens": 8, "pad_token_id": 0, **WAYS[way]}
+    return model.generate(PROMPTS * LEFT_PADDED, **options)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -52,25 +51,22 @@ def test_generate__gives_the_tokens_of_plain_transformers(folder, way):
 def test_generate__streams_each_token_as_it_comes(folder):
     pieces: list[list] = []
     streamer = SimpleNamespace(put=lambda ids: pieces.append(ids.tolist()), end=lambda: None)
-    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    expected = plain_eager(folder).generate(PROMPTS[:1], **options)[0].tolist()
+    expected = plain_eager(folder).generate(PROMPTS[:1], **GREEDY)[0].tolist()
     with serving(folder, budget="25%") as model:
-        model.generate(PROMPTS[:1], streamer=streamer, **options)
+        model.generate(PROMPTS[:1], streamer=streamer, **GREEDY)
     assert pieces == [[expected[:8]], *([token] for token in expected[8:])]
 
 
 def test_generate__from_several_threads_at_once(folder):
     plain = plain_eager(folder)
-    options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
-    expected = [plain.generate(PROMPTS[i : i + 1], **options) for i in range(3)]
+    expected = [plain.generate(PROMPTS[i : i + 1], **GREEDY) for i in range(3)]
 
     def run(i):
-        return model.generate(PROMPTS[i : i + 1], **options)
+        return model.generate(PROMPTS[i : i + 1], **GREEDY)
 
     with serving(folder, budget="25%") as model, ThreadPoolExecutor(3) as pool:
         for _ in range(3):
-            found = pool.map(run, range(3))
-            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            assert all(map(torch.equal, pool.map(run, range(3)), expected))
 
 
 def test_load__two_models_in_one_process(folder, tmp_path):
@@ -95,25 +91,23 @@ def test_load__frees_an_earlier_model_that_nobody_has(folder, is_closed):
         assert arena() is None
 
 
-def readers(tasks: set[Path]) -> list[Path]:
-    """Those of the threads that read experts."""
-    found = []
-    for task in tasks:
-        with suppress(OSError):  # it has ended
-            if "moecast" in (task / "comm").read_text():
-                found.append(task)
-    return found
-
-
-def watch_readers() -> Callable[[], list[Path]]:
+def watch_readers():
     """Returns what lists the threads that read experts and were started from now on."""
     before = set(TASKS.iterdir())
-    return lambda: readers(set(TASKS.iterdir()) - before)
+
+    def find() -> list[Path]:
+        found = []
+        for task in set(TASKS.iterdir()) - before:
+            with suppress(OSError):  # it has ended
+                if "moecast" in (task / "comm").read_text():
+                    found.append(task)
+        return found
+
+    return find
 
 
 def test_close__ends_the_threads_and_later_use_is_an_error(folder):
-    own_readers = watch_readers()
-    model = serve(folder)
+    own_readers, model = watch_readers(), serve(folder)
     model(PROMPTS)
     assert own_readers() or not HAS_NAMES
     model.close()
@@ -146,10 +140,7 @@ def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_pa
     model = serve(folder, trace_events=tmp_path / "trace.json")
     model(PROMPTS)
     assert own_readers() or not HAS_NAMES
-
-    def fail():
-        raise ZooError("another program has taken the folder")
-
+    fail = Mock(side_effect=ZooError("another program has taken the folder"))
     model.moecast.engine.driver.close = fail
     with pytest.raises(ZooError, match="taken the folder"):
         model.close()
@@ -159,11 +150,7 @@ def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_pa
 
 
 def test_forward__an_exception_in_a_pass_leaves_the_model_usable(folder):
-    plain = plain_eager(folder)
-
-    def fail(*_):
-        raise RuntimeError("in the middle")
-
+    plain, fail = plain_eager(folder), Mock(side_effect=RuntimeError("in the middle"))
     with serving(folder, budget="25%") as model, torch.no_grad():
         for layer in (0, 2):
             hook = model.model.layers[layer].mlp.experts.register_forward_hook(fail)
@@ -180,6 +167,6 @@ def test_forward__an_exception_in_a_pass_leaves_the_model_usable(folder):
 
 def test_statistics__a_batch_of_single_tokens_is_a_decode(folder):
     with serving(folder) as model:
-        model.generate(PROMPTS, max_new_tokens=9, do_sample=False, pad_token_id=0)
-        assert model.moecast.stats()["num_decode_steps"] == 8
+        model.generate(PROMPTS, **GREEDY)
+        assert model.moecast.stats()["num_decode_steps"] == 11
         assert len(model.moecast.engine.stats.prefill_seconds) == 1

@@ -1,8 +1,6 @@
 """Models of which some layers have fewer experts than the others."""
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,40 +14,38 @@ COUNTS = [8, 8, 4]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory):
     return save_family(tmp_path_factory.mktemp("uneven") / "tiny", "dots3_note")
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> list[int]:
+def expected(folder) -> list[int]:
     return generate(plain_eager(folder, dtype=torch.float32))
 
 
 def generate(model) -> list[int]:
-    output = model.generate(
-        torch.tensor([[5, 6, 7, 8, 9]]), max_new_tokens=6, do_sample=False, pad_token_id=0
-    )
-    return output[0].tolist()
+    tokens = torch.tensor([[5, 6, 7, 8, 9]])
+    return model.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=0)[0].tolist()
 
 
 @pytest.fixture(autouse=True)
-def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def no_errors(caplog: pytest.LogCaptureFixture):
     yield
     assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
-@pytest.mark.parametrize(
-    ("system", "budget"),
-    [("moecast", "50%"), ("promoe", "100%"), ("moe-infinity-sequence", "50%"), ("klotski", "100%")],
-)
+SYSTEMS = {"moecast": "50%", "promoe": "100%", "moe-infinity-sequence": "50%", "klotski": "100%"}
+
+
+@pytest.mark.parametrize(("system", "budget"), SYSTEMS.items())
 def test_uneven_layers__are_served_without_reading_experts_that_do_not_exist(
-    folder: Path, expected: list[int], system: str, budget: str
-) -> None:
+    folder, expected, system, budget
+):
     with serving(folder, budget=budget, dtype=torch.float32, system=system) as model:
         assert generate(model) == expected
 
 
-def test_uneven_layers__are_complete_when_every_expert_is_there(folder: Path) -> None:
+def test_uneven_layers__are_complete_when_every_expert_is_there(folder):
     with serving(folder, budget="100%", dtype=torch.float32, system="moecast") as model:
         engine = model.moecast.engine
         assert engine.cache.num_slots == sum(COUNTS)

@@ -8,13 +8,8 @@ from transformers import Qwen2MoeConfig
 from transformers.integrations.moe import use_experts_implementation
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
 
-from runtime.hf.experts import (
-    AccumulationDtype,
-    compute_experts,
-    find_accumulation,
-    make_inputs,
-    make_tiny_twin,
-)
+from runtime.hf import experts as hf_experts
+from runtime.hf.experts import AccumulationDtype, find_accumulation
 
 
 def experts_that_add(sum_dtype, change=lambda _module, output: output):
@@ -53,9 +48,7 @@ def test_find_accumulation__finds_the_precision_of_the_sum(how, dtype):
     assert find_accumulation(experts_that_add(dtype)) is how
 
 
-@pytest.mark.parametrize(
-    "change", [lambda _, x: x * 1.5, lambda module, x: x * module.what_no_twin_has]
-)
+@pytest.mark.parametrize("change", [lambda _, x: x * 1.5, lambda m, x: x * m.what_no_twin_has])
 def test_find_accumulation__is_none_for_unusual_loops(change):
     assert find_accumulation(experts_that_add(lambda hidden, _: hidden.dtype, change)) is None
 
@@ -73,8 +66,8 @@ def test_find_accumulation__leaves_the_module_as_it_was():
 @pytest.mark.parametrize("chosen", [[2, 0, 3], [3, 2, 1], [1, 4, 0], [4, 4, 4], [2, 2, 1]], ids=str)
 def test_computed__one_token_has_the_loop_s_bits(dtype, chosen):
     # 4 experts, so 4 means that the token skips one; twice the same: its weights add up.
-    module, experts = make_tiny_twin(Qwen2MoeExperts(Qwen2MoeConfig(num_experts=8)), dtype)
-    hidden, _, weights = make_inputs(dtype, torch.float32)
+    twin, experts = hf_experts.make_tiny_twin(Qwen2MoeExperts(Qwen2MoeConfig(num_experts=8)), dtype)
+    hidden, _, weights = hf_experts.make_inputs(dtype, torch.float32)
     index = torch.tensor([chosen])
 
     def ready(wanted):
@@ -89,8 +82,6 @@ def test_computed__one_token_has_the_loop_s_bits(dtype, chosen):
             rows, slots = torch.where(index == e)
             gate, up = F.linear(one[rows], experts[e]["gate_up_proj"]).chunk(2, dim=-1)
             output = F.linear(F.silu(gate) * up, experts[e]["down_proj"])
-            scaled = output * given[2][rows, slots, None]
-            expected.index_add_(0, rows, scaled.to(dtype))
-        assert torch.equal(
-            compute_experts(module, ready, AccumulationDtype.HIDDEN, *given), expected
-        )
+            expected.index_add_(0, rows, (output * given[2][rows, slots, None]).to(dtype))
+        found = hf_experts.compute_experts(twin, ready, AccumulationDtype.HIDDEN, *given)
+        assert torch.equal(found, expected)

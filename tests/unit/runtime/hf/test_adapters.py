@@ -1,8 +1,8 @@
 """Models whose experts no interface of Transformers reaches, each by the adapter of its kind."""
 
-import dataclasses
 import re
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -31,10 +31,11 @@ NAMES = [
 ]  # fmt: skip
 """Models without `use_experts_implementation`, of every kind of adapter."""
 
+GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+
 
 def prompts(*, num_rows: int = 2, num_tokens: int = 9) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(4, 90, (num_rows, num_tokens), generator=generator)
+    return torch.randint(4, 90, (num_rows, num_tokens), generator=torch.Generator().manual_seed(1))
 
 
 @torch.no_grad()
@@ -45,10 +46,8 @@ def logits(model, tokens):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return {
-        name: save_family(tmp_path_factory.mktemp(name), name, dtype=torch.bfloat16)
-        for name in NAMES
-    }
+    root = tmp_path_factory.mktemp("models")
+    return {name: save_family(root / name, name, dtype=torch.bfloat16) for name in NAMES}
 
 
 ORDERS = [*((name, True) for name in NAMES), ("llama4", False), ("longcat_flash", False)]
@@ -58,8 +57,7 @@ ORDERS = [*((name, True) for name in NAMES), ("llama4", False), ("longcat_flash"
 def test_adapter__few_slots_change_no_bit_and_leave_none_pinned(folders, name, reordered):
     """Three passes: the first finds the arena empty, the next full of experts computed last."""
     plain = load_plain(folders[name], dtype=torch.bfloat16)
-    system = SystemConfig(reordered=reordered)
-    model = serve(folders[name], budget="20%", system=system)
+    model = serve(folders[name], budget="20%", system=SystemConfig(reordered=reordered))
     assert list(find_expert_banks(plain)) == list(find_expert_banks(model))
     assert all(parameter.ndim != 3 for parameter in model.parameters()), "experts are in slots"
     with model.moecast:
@@ -67,8 +65,7 @@ def test_adapter__few_slots_change_no_bit_and_leave_none_pinned(folders, name, r
         for _ in range(3):
             assert torch.equal(logits(model, tokens), logits(plain, tokens))
             assert count_pins(model.moecast.engine) == 0
-        options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-        assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
+        assert torch.equal(model.generate(tokens, **GREEDY), plain.generate(tokens, **GREEDY))
         assert model.moecast.stats()["misses"] > 0
 
 
@@ -76,52 +73,40 @@ def test_adapter__few_slots_change_no_bit_and_leave_none_pinned(folders, name, r
 def test_adapter__only_chosen_experts_are_read(folders, name):
     log, everything = ProbeLog(), {"budget": "100%", "system": "on-demand"}
     with serving(folders[name], **everything) as model, Probes(model, {Signal.ROUTED}, log):
-        read: dict[int, set[int]] = {}
         read_in_python(model.moecast.engine)
         store = model.moecast.engine.store
-        original = store.read
-
-        def noted(layer, expert, *args):
-            read.setdefault(layer, set()).add(expert)
-            return original(layer, expert, *args)
-
-        store.read = noted
+        store.read = Mock(wraps=store.read)
         logits(model, prompts(num_rows=1, num_tokens=1))
-        for layer, (experts_TK,) in log.chosen().items():
-            assert read.pop(layer) == set(experts_TK.ravel().tolist()) & set(range(8))
-        assert not read
+        chosen = log.chosen().items()
+        wanted = {(n, e) for n, (experts_TK,) in chosen for e in experts_TK.ravel() if e < 8}
+        assert {call.args[:2] for call in store.read.call_args_list} == wanted
 
 
 def test_layers__jetmoes_attention_comes_before_its_mlp(folders):
     with serving(folders["jetmoe"], budget="100%") as model:
-        names = [layer.name for layer in find_moe_layers(model)]
+        layers, block = find_moe_layers(model), model.model.layers[0]
         parts = "self_attention.experts", "mlp"
-        assert names[:4] == [f"model.layers.{block}.{part}" for block in range(2) for part in parts]
-        routers = [layer.router for layer in find_moe_layers(model)]
-        assert routers[0] is model.model.layers[0].self_attention.experts.router
-        assert routers[1] is model.model.layers[0].mlp.router
-        shapes = [layout.shapes for layout in model.moecast.engine.store.layouts]
-        assert shapes[0] != shapes[1]
+        names = [f"model.layers.{number}.{part}" for number in range(2) for part in parts]
+        assert [layer.name for layer in layers[:4]] == names
+        assert layers[0].router is block.self_attention.experts.router
+        assert layers[1].router is block.mlp.router
+        attention, mlp, *_ = model.moecast.engine.store.layouts
+        assert attention.shapes != mlp.shapes
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_routed__names_the_experts_that_the_model_computes(folders, name):
     """Against the modules themselves: whose weights does each token meet?"""
-    plain = load_plain(folders[name], dtype=torch.bfloat16)
-    log = ProbeLog()
+    plain, log = load_plain(folders[name], dtype=torch.bfloat16), ProbeLog()
     tokens = prompts(num_rows=1, num_tokens=6)
     with Probes(plain, {Signal.ROUTED, Signal.LOGITS, Signal.WEIGHTS}, log):
         before = logits(plain, tokens)
-    layers = {layer.index: layer for layer in find_moe_layers(plain)}
-    used = {}
-    for layer in log.chosen():
-        ((experts_TK, logits_TE, weights_TK),) = log.of("routed", layer)
-        assert logits_TE.shape == (len(experts_TK), 8)
-        assert weights_TK.shape == experts_TK.shape
+    for layer in find_moe_layers(plain):
+        ((experts_TK, logits_TE, weights_TK),) = log.of("routed", layer.index)
+        assert (logits_TE.shape, weights_TK.shape) == ((len(experts_TK), 8), experts_TK.shape)
         assert experts_TK.max() <= 8
-        used[layer] = set(experts_TK[(experts_TK < 8) & (weights_TK != 0)].tolist())
-    for index, layer in layers.items():
-        unused = sorted(set(range(8)) - used[index])
+        used = experts_TK[(experts_TK < 8) & (weights_TK != 0)].tolist()
+        unused = sorted(set(range(8)) - set(used))
         assert unused
         spoil(layer, unused)
     assert torch.equal(logits(plain, tokens), before)
@@ -146,32 +131,26 @@ def spoil(layer, unused):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dense_experts__are_bitwise_the_product_over_all_experts(dtype, threads):
     """A batch of one expert is not: with two threads it differs in float32 from five rows on."""
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        whole = next(iter(find_expert_banks(tiny_model("llama4").to(dtype)).values()))
+    whole = next(iter(find_expert_banks(tiny_model("llama4").to(dtype)).values()))
 
-        class Source:
-            def ready(self, _layer, wanted):
-                for e in reversed(wanted):
-                    yield {e: {name: value[e].clone() for name, value in whole.named_parameters()}}
+    class Source:
+        def ready(self, _layer, wanted):
+            for e in reversed(wanted):
+                yield {e: {name: value[e].clone() for name, value in whole.named_parameters()}}
 
-        with torch.no_grad():
-            for num_tokens in (1, 2, 3, 5, 7, 16, 33):
-                hidden_ETD = torch.randn(8, num_tokens, 32).to(dtype)
-                hidden_ETD *= torch.rand(8, num_tokens, 1) > 0.6
-                hidden = hidden_ETD.view(-1, 32)
-                assert torch.equal(
-                    compute_dense_experts(whole, LayerExperts(Source(), 0), hidden), whole(hidden)
-                )
-    finally:
-        torch.set_num_threads(before)
+    with torch.no_grad():
+        for num_tokens in (1, 2, 3, 5, 7, 16, 33):
+            hidden_ETD = torch.randn(8, num_tokens, 32).to(dtype)
+            hidden_ETD *= torch.rand(8, num_tokens, 1) > 0.6
+            hidden = hidden_ETD.view(-1, 32)
+            found = compute_dense_experts(whole, LayerExperts(Source(), 0), hidden)
+            assert torch.equal(found, whole(hidden))
 
 
 def test_longcat__zero_experts_have_no_bytes(tmp_path):
     """gate_up_proj has 8 + 4 rows, down_proj 8; published checkpoints name the 8 only."""
-    folder = save_family(tmp_path, "longcat_flash")
-    tokens = prompts(num_tokens=30)
+    folder, tokens = save_family(tmp_path, "longcat_flash"), prompts(num_tokens=30)
     expected = logits(load_plain(folder, dtype=torch.float32), tokens)
     zero = re.compile(r"\.experts\.(8|9|10|11)\.")
     assert zero.search((folder / "model.safetensors.index.json").read_text())
@@ -204,9 +183,7 @@ def test_load__cast_and_ties_are_the_librarys(tmp_path, name):
 
 def test_switch__a_token_without_room_asks_for_no_expert(tmp_path):
     """Capacity 1: the rest of a row's tokens on the same expert are dropped by the router."""
-    family = FAMILIES["switch_transformers"]
-    small = dataclasses.replace(family, changes={**family.changes, "expert_capacity": 1})
-    folder = save_family(tmp_path, small)
+    folder = save_family(tmp_path, FAMILIES["switch_transformers"].changed(expert_capacity=1))
     log, tokens = ProbeLog(), prompts(num_tokens=30)
     with serving(folder, budget="25%") as model, Probes(model, {Signal.ROUTED}, log):
         expected = logits(load_plain(folder, dtype=torch.float32), tokens)
@@ -246,9 +223,8 @@ def test_predictors__run_with_every_kind_and_change_no_bit(folders, name, make_p
     plain = load_plain(folders[name], dtype=torch.bfloat16)
     with serving(folders[name], budget="30%", predictor=predictor) as model:
         tokens = prompts()
-        options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
         for _ in range(2):
             assert torch.equal(logits(model, tokens), logits(plain, tokens))
-            assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
+            assert torch.equal(model.generate(tokens, **GREEDY), plain.generate(tokens, **GREEDY))
         # A step through one layer is no map of an iteration.
         assert model.moecast.stats()["predicted"] > 0 or name == "nllb_moe"

@@ -1,6 +1,7 @@
 """Steps of one token on a CPU: kernels, threads and attention, the decisions and their bits."""
 
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,22 +18,18 @@ from runtime.hf.loading import load_plain
 from tests.builders.models import tiny_qwen2_moe
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 9]])
-NEW_TOKENS = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0, "do_sample": False}
+GREEDY = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0, "do_sample": False}
 
 
 @pytest.fixture
 def two_threads():
-    usual = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(usual)
 
 
 @pytest.fixture
 def settings_of_rows(monkeypatch, two_threads):
     """`(rows, is oneDNN on, threads)` of every linear product."""
-    seen = []
-    linear = F.linear
+    seen, linear = [], F.linear
 
     def watched(x, *args):
         seen.append((x.numel() // x.shape[-1], *decode_step.read_settings()))
@@ -110,8 +107,7 @@ def load_reference(folder):
 
 @pytest.mark.parametrize("load", [serve, load_reference])
 def test_generate__single_tokens_have_settings_of_their_own(folder, settings_of_rows, load):
-    model = load(folder)
-    usual = decode_step.read_settings()
+    model, usual = load(folder), decode_step.read_settings()
     settings_of_rows.clear()
     with torch.no_grad():
         past = model(PROMPT, use_cache=True).past_key_values
@@ -133,27 +129,24 @@ def test_generate__otherwise_every_step_has_onednn(folder, settings_of_rows, ker
     model = serve(folder, kernels, dtype)
     with model.moecast:
         settings_of_rows.clear()
-        model.generate(PROMPT, **NEW_TOKENS)
+        model.generate(PROMPT, **GREEDY)
     assert {is_on for _, is_on, *_ in settings_of_rows} == {True}
 
 
 def test_generate__a_number_that_is_set_later_counts_for_the_other_steps(folder, two_threads):
     model = serve(folder)
     with model.moecast:
-        model.generate(PROMPT, **NEW_TOKENS)
+        model.generate(PROMPT, **GREEDY)
         torch.set_num_threads(1)
-        model.generate(PROMPT, **NEW_TOKENS)
+        model.generate(PROMPT, **GREEDY)
         assert torch.get_num_threads() == 1
 
 
 def test_lockstep__a_prompt_and_a_step_of_one_token_keep_their_own(folder, settings_of_rows):
-    plain = load_reference(folder)
-    prompts = [PROMPT, PROMPT + 1, PROMPT[:, :1] + 2]
+    plain, prompts = load_reference(folder), [PROMPT, PROMPT + 1, PROMPT[:, :1] + 2]
 
     def scores(model, prompt):
-        result = model.generate(
-            prompt, **NEW_TOKENS, output_logits=True, return_dict_in_generate=True
-        )
+        result = model.generate(prompt, **GREEDY, output_logits=True, return_dict_in_generate=True)
         return torch.cat(result.logits)
 
     expected = [scores(plain, prompt) for prompt in prompts]
@@ -171,8 +164,7 @@ def test_lockstep__a_prompt_and_a_step_of_one_token_keep_their_own(folder, setti
     assert [task.error for task in tasks] == [None] * len(prompts)
     assert all(map(torch.equal, [task.result for task in tasks], expected))
     # Experts get single rows of prompts, too; attention gets whole steps.
-    used = {tuple(used) for rows, *used in settings_of_rows if rows == PROMPT.numel()}
-    assert used == {usual}
+    assert {tuple(used) for rows, *used in settings_of_rows if rows == PROMPT.numel()} == {usual}
     assert {tuple(used) for _, *used in settings_of_rows} == {usual, (False, 1, 1)}
 
 
@@ -196,30 +188,23 @@ def make_inputs(num_queries, num_tokens=9):
 def test_attend__one_token_is_rounded_once(has_mask):
     module = Attention()
     setattr(module, decode_step.MARK, True)
-    inputs = make_inputs(1)
-    mask = torch.zeros(1, 1, 1, 9, dtype=torch.float64)
+    inputs, mask = make_inputs(1), torch.zeros(1, 1, 1, 9, dtype=torch.float64)
     mask[..., :4] = float("-inf") if has_mask else 0
     found, weights = decode_step.attend(module, *inputs, mask.bfloat16() if has_mask else None)
-    assert weights is None
-    assert found.dtype is torch.bfloat16
+    assert (weights, found.dtype) == (None, torch.bfloat16)
     expected, _ = sdpa_attention_forward(module, *(x.double() for x in inputs), mask)
     assert torch.equal(found, expected.bfloat16())
 
 
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_attend__heads_that_share_keys_are_rows_of_one(monkeypatch, has_mask):
-    module, shapes, attention = Attention(), [], F.scaled_dot_product_attention
+    module, attention = Attention(), Mock(wraps=F.scaled_dot_product_attention)
     setattr(module, decode_step.MARK, True)
-
-    def watched(query, *args, **kwargs):
-        shapes.append(tuple(query.shape))
-        assert not kwargs.get("enable_gqa")
-        return attention(query, *args, **kwargs)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
     mask = torch.zeros(1, 1, 1, 9, dtype=torch.bfloat16) if has_mask else None
     assert decode_step.attend(module, *make_inputs(1), mask)[0].shape == (1, 1, 4, 16)
-    assert shapes == [(1, 2, 2, 16)]
+    (call,) = attention.call_args_list
+    assert (call.args[0].shape, call.kwargs.get("enable_gqa", False)) == ((1, 2, 2, 16), False)
 
 
 @pytest.mark.parametrize(("is_marked", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
@@ -228,14 +213,10 @@ def test_model__only_a_marked_one_computes_in_float32(tmp_path, monkeypatch, is_
     model = Qwen2MoeForCausalLM.from_pretrained(folder)
     if is_marked:
         decode_step.attend_in_float32(model)
-    dtypes, attention = [], F.scaled_dot_product_attention
-
-    def watched(query, *args, **kwargs):
-        dtypes.append(query.dtype)
-        return attention(query, *args, **kwargs)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    attention = Mock(wraps=F.scaled_dot_product_attention)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
     with torch.no_grad():
         past = model(PROMPT, use_cache=True).past_key_values
         model(PROMPT[:, :1], past_key_values=past, use_cache=True)
+    dtypes = [call.args[0].dtype for call in attention.call_args_list]
     assert dtypes == [torch.bfloat16, torch.bfloat16, dtype, dtype]

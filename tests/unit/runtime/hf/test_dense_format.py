@@ -33,8 +33,7 @@ def test_linear__is_the_product_with_rounded_weights(shape, kind, error, dtype):
     with torch.no_grad():
         found, expected = quantised(x), linear(x)
         with_own_weight = F.linear(x, quantised.weight, linear.bias)
-    assert found.dtype == dtype
-    assert found.shape == expected.shape
+    assert (found.dtype, found.shape) == (dtype, expected.shape)
     assert (found - expected).norm() < error * expected.norm()
     # What a module sees that looks at the weights is what is multiplied.
     assert (found - with_own_weight).float().norm() < 0.01 * expected.float().norm()
@@ -54,14 +53,12 @@ def test_linear__takes_every_second_row():
 
 def test_model__decoder_and_output_layer_are_integers_and_routers_are_not():
     model = tiny_model("qwen2_moe")
-    before = count_weight_bytes(model)
-    layers = find_moe_layers(model)
+    before, layers = count_weight_bytes(model), find_moe_layers(model)
     routers = [layer.router for layer in layers]
     apply_dense_format(model, layers, DenseFormat.INT8)
     block = layers[0].block
-    assert isinstance(block.self_attn.q_proj, QuantisedLinear)
-    assert isinstance(block.mlp.shared_expert.up_proj, QuantisedLinear)
-    assert isinstance(model.lm_head, QuantisedLinear)
+    for linear in (block.self_attn.q_proj, block.mlp.shared_expert.up_proj, model.lm_head):
+        assert isinstance(linear, QuantisedLinear)
     assert isinstance(block.mlp.shared_expert_gate, nn.Linear)  # one row
     assert [layer.router for layer in find_moe_layers(model)] == routers
     assert count_weight_bytes(model) < before
@@ -70,8 +67,7 @@ def test_model__decoder_and_output_layer_are_integers_and_routers_are_not():
 
 @pytest.mark.parametrize("name", ["switch_transformers", "hy_v4", "gemma4", "mixtral"])
 def test_model__families_that_look_at_weights_or_stride_inputs_compute(name):
-    model = tiny_model(name)
-    ids = torch.arange(5, 17)[None]
+    model, ids = tiny_model(name), torch.arange(5, 17)[None]
     more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
         expected = model(input_ids=ids, **more).logits

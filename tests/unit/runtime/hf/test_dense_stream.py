@@ -5,12 +5,8 @@ import torch
 
 from runtime.errors import TransferError
 from runtime.generation.lockstep.group import LockstepGroup
-from runtime.hf.dense_stream import (
-    DenseStream,
-    count_buffer_bytes,
-    count_dense_bytes,
-    find_dense_layers,
-)
+from runtime.hf import dense_stream
+from runtime.hf.dense_stream import DenseStream, count_buffer_bytes, count_dense_bytes
 from runtime.store.dense_source import DenseStore
 from runtime.store.files import FileReader
 from runtime.store.spill import SpillFile
@@ -29,9 +25,8 @@ def folder(tmp_path_factory):
 
 def stream(model, **options):
     handle = model.moecast
-    layers = find_dense_layers(model, handle.layers, **options)
-    store = DenseStore(handle.folder, FileReader())
-    handle.dense_stream = DenseStream(layers, store, model.device)
+    layers = dense_stream.find_dense_layers(model, handle.layers, **options)
+    handle.dense_stream = DenseStream(layers, DenseStore(handle.folder, FileReader()), model.device)
     return handle.dense_stream
 
 
@@ -39,7 +34,7 @@ def test_stream__computes_bitwise_the_same_and_gives_the_weights_back(folder):
     expected = plain_eager(folder)(TOKENS).logits
     with serving(folder, budget="50%") as model, torch.no_grad():
         before = {name: weight.clone() for name, weight in model.named_parameters()}
-        layers = find_dense_layers(model, model.moecast.layers)
+        layers = dense_stream.find_dense_layers(model, model.moecast.layers)
         size, buffers = count_dense_bytes(layers), count_buffer_bytes(layers)
         assert buffers < size / 2
         streamed = stream(model)
@@ -62,8 +57,7 @@ def test_stream__a_group_reads_each_layer_once_a_step_and_the_next_one_ahead(fol
         def run():
             return model.generate(TOKENS, max_new_tokens=3, do_sample=False, pad_token_id=0)
 
-        expected = run()
-        streamed = stream(model, with_gates=with_gates)
+        expected, streamed = run(), stream(model, with_gates=with_gates)
         start = streamed._start_read
 
         def start_read(part, *, must):
@@ -78,9 +72,8 @@ def test_stream__a_group_reads_each_layer_once_a_step_and_the_next_one_ahead(fol
                 group.step()
                 steps += 1
         assert all(torch.equal(one.result, expected) for one in running)
-    parts = 2 * NUM_LAYERS if with_gates else NUM_LAYERS
     # Also the first layer of a step that never came.
-    assert streamed.num_read == steps * parts + 1
+    assert streamed.num_read == steps * (2 * NUM_LAYERS if with_gates else NUM_LAYERS) + 1
     # Only the very first layer is not read ahead.
     assert sum(missing and must for missing, must in ahead) == 1
 
@@ -115,8 +108,7 @@ def test_stream__that_cannot_be_written_leaves_the_model_as_it_was(tmp_path, mon
 
 def test_stream__a_failed_read_is_an_error_and_the_next_pass_is_right(folder, monkeypatch):
     with serving(folder, budget="50%") as model, torch.no_grad():
-        expected = model(TOKENS).logits
-        streamed = stream(model)
+        expected, streamed = model(TOKENS).logits, stream(model)
         read, failures = streamed._read, iter([True])
 
         def fail_once(part, buffer):

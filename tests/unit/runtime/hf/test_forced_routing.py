@@ -2,12 +2,10 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from runtime.engine.loading import LoadOptions, load_model
 from runtime.errors import RoutingLogError
@@ -24,23 +22,20 @@ def plain() -> torch.nn.Module:
 
 
 def random_log(*, layers: int, experts: int = 60, top_k: int = 4, tokens: int = 7) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    return rng.random((tokens, layers, experts)).argsort(axis=2)[..., :top_k]
+    return np.random.default_rng(0).random((tokens, layers, experts)).argsort(axis=2)[..., :top_k]
 
 
-def load(**options: Any) -> PreTrainedModel:
+def load(**options):
     model, system = load_model_preset("qwen2-moe-tiny"), load_system("on-demand")
     usual = {"model": model, "system": system, "budget": Budget.parse("20%")}
     return load_model(LoadOptions(**{**usual, **options}))
 
 
-def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain) -> None:
+def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain):
     tokens = torch.arange(1, 6)[None]
-    own = plain(tokens).logits
-    layers = find_moe_layers(plain)
+    own, layers = plain(tokens).logits, find_moe_layers(plain)
     # Only the first layers of a log with more of them are used.
-    log = random_log(layers=len(layers) + 1)
-    served = load()
+    log, served = random_log(layers=len(layers) + 1), load()
     with served.moecast as handle, torch.no_grad():
         requested: list[tuple[int, list]] = []
         engine = handle.engine
@@ -62,11 +57,10 @@ def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain) -
         assert torch.equal(plain(tokens).logits, own), "the routers choose again"
 
 
-def test_forced_routing__leaves_predictors_out_that_look_at_states(caplog) -> None:
+def test_forced_routing__leaves_predictors_out_that_look_at_states(caplog):
     with load(system=load_system("moecast"), forced_routing=True).moecast as handle:
         driver = handle.engine.driver
-        assert driver.predictor_kind == "correlation"
-        assert driver.reuse_predictor_kind is None
+        assert (driver.predictor_kind, driver.reuse_predictor_kind) == ("correlation", None)
     assert "which a forced routing does not depend on" in caplog.text
 
 
@@ -77,13 +71,12 @@ OTHER_SHAPES = [
 
 
 @pytest.mark.parametrize(("log", "words"), OTHER_SHAPES)
-def test_forced_routing__refuses_a_log_of_another_shape(plain, log, words) -> None:
+def test_forced_routing__refuses_a_log_of_another_shape(plain, log, words):
     with pytest.raises(RoutingLogError, match=words):
         ForcedRouting(find_moe_layers(plain), log)
 
 
-def test_forced_routing__refuses_another_top_k(plain) -> None:
+def test_forced_routing__refuses_another_top_k(plain):
     forced = ForcedRouting(find_moe_layers(plain), random_log(layers=12, top_k=3))
-    refused = pytest.raises(RoutingLogError, match="3 experts per token, the model 4")
-    with closing(forced), refused:
+    with closing(forced), pytest.raises(RoutingLogError, match="3 experts per token, the model 4"):
         plain(torch.tensor([[1]]))

@@ -1,17 +1,16 @@
 """Each option of a checkpoint's generation_config.json is honoured, replaced or refused."""
 
 import logging
-from typing import Any
 
 import pytest
 import torch
 from transformers import GenerationConfig
 
-import runtime
 from runtime.errors import CheckpointError
 from runtime.hf.generation_settings import REFUSED, REPLACED, TOKEN_IDS
 from runtime.hf.loading import load_plain, load_stripped
 from tests.builders.models import changed, plain_eager
+from tests.builders.served import serving
 
 SETTINGS = "generation_config.json"
 HONOURED = {
@@ -32,12 +31,12 @@ WITHOUT_EFFECT = {
 """Of searches and drafts that other options would begin."""
 
 
-def generate(model: Any, **options: Any) -> Any:
+def generate(model, **options):
     tokens = torch.tensor([[5, 9, 5, 9, 5]])
     return model.generate(tokens, max_new_tokens=12, do_sample=False, **options)
 
 
-def test_options__of_this_transformers_are_all_decided() -> None:
+def test_options__of_this_transformers_are_all_decided():
     known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     decided = [HONOURED, WITHOUT_EFFECT, {*REPLACED}, {*REFUSED}, {*TOKEN_IDS}]
     assert set.union(*decided) == known
@@ -59,27 +58,22 @@ def test_replaced_options__change_neither_tokens_nor_work(file, folder, tmp_path
     outputs, requested = [], []
     for where in (folder, target):
         caplog.clear()
-        model = runtime.load(where, device="cpu", budget="50%", system="on-demand")
-        with model.moecast:
+        with serving(where, budget="50%", system="on-demand") as model:
             outputs.append(generate(model))
             requested.append(model.moecast.stats()["requests"])
     assert torch.equal(*outputs)
     assert requested[0] == requested[1]
-    lines = [line for line in caplog.messages if "not used are" in line]
-    assert len(lines) == 1
-    assert all(name in lines[0] for name in left)
+    (line,) = (line for line in caplog.messages if "not used are" in line)
+    assert all(name in line for name in left)
     assert torch.equal(generate(load_plain(target, dtype="auto")), outputs[0])
 
 
 def test_honoured_options__choose_the_tokens_of_plain_transformers(folder, tmp_path, caplog):
     plain = generate(plain_eager(folder))
-    suppressed = plain[0, 5].item()
-    options = {"no_repeat_ngram_size": 2, "suppress_tokens": [suppressed], "top_k": -1}
+    options = {"no_repeat_ngram_size": 2, "suppress_tokens": [plain[0, 5].item()], "top_k": -1}
     options |= {"temperature": 2, "forced_eos_token_id": 3}
     target = changed(folder, tmp_path / "m", SETTINGS, **options)
-    with caplog.at_level(logging.WARNING):
-        model = runtime.load(target, device="cpu", system="on-demand")
-    with model.moecast:
+    with caplog.at_level(logging.WARNING), serving(target, system="on-demand") as model:
         tokens = generate(model)
         drawn = model.generate(torch.tensor([[5]]), max_new_tokens=2, do_sample=True)
     assert drawn.shape == (1, 3)

@@ -2,12 +2,9 @@
 
 from dataclasses import replace
 from operator import mul
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from configs.compose import compose_typed
@@ -36,7 +33,7 @@ LOADABLE = [name for name in FILES if not name.startswith("qwen2moe")]
 to the shared expert's gate, which is there already."""
 
 
-def load_with_transformers(file: Path, dtype: torch.dtype) -> PreTrainedModel:
+def load_with_transformers(file, dtype: torch.dtype) -> PreTrainedModel:
     """Transformers' own loading, with the experts' width, which its configuration leaves out."""
     options = {"config": read_gguf_config(file), "dtype": dtype, "experts_implementation": "eager"}
     return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, **options).eval()
@@ -58,7 +55,7 @@ def test_config__has_the_scaling_of_rotary_embeddings(name, monkeypatch):
 
 # Of Qwen3.5, Transformers dequantises in bfloat16, which rounds more than once.
 @pytest.mark.parametrize("name", [name for name in LOADABLE if not name.startswith("qwen35moe")])
-def test_load_stripped__dense_weights_are_transformers_own(name: str) -> None:
+def test_load_stripped__dense_weights_are_transformers_own(name):
     """In bfloat16; in float32 the logits below show it."""
     model = load_stripped(gguf_file(name), "bfloat16").model
     # Rows that are multiplied as the file has them stand for the weights that they are decoded to.
@@ -72,22 +69,20 @@ def test_load_stripped__dense_weights_are_transformers_own(name: str) -> None:
         assert torch.equal(weight, plain[key]), key
 
 
-def test_load_stripped__reads_no_byte_of_an_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_stripped__reads_no_byte_of_an_expert(monkeypatch):
     file = gguf_file("qwen3moe-wide-Q4_K_M")
     read: list[tuple[int, int]] = []
     original = FileReader.read
 
-    def record(self: FileReader, path: Path, offset: int, target: memoryview, **what: Any) -> None:
+    def record(self: FileReader, path, offset: int, target: memoryview, **what) -> None:
         read.append((offset, offset + len(target)))
         original(self, path, offset, target, **what)
 
     monkeypatch.setattr(FileReader, "read", record)
-    stripped = load_stripped(file, "auto")
-    tensors = read_header(file).tensors.values()
+    stripped, tensors = load_stripped(file, "auto"), read_header(file).tensors.values()
     experts = [t for t in tensors if "_exps" in t.name]
-    assert sum(end - start for start, end in read) == sum(
-        t.num_bytes for t in tensors if t not in experts
-    )
+    dense_bytes = sum(tensor.num_bytes for tensor in tensors if tensor not in experts)
+    assert sum(end - start for start, end in read) == dense_bytes
     for tensor in experts:
         end = tensor.offset + tensor.num_bytes
         assert not [span for span in read if span[0] < end and span[1] > tensor.offset]
@@ -96,7 +91,7 @@ def test_load_stripped__reads_no_byte_of_an_expert(monkeypatch: pytest.MonkeyPat
     assert not read
 
 
-def last_logits(model: PreTrainedModel, tokens: list[int], count: int = 1) -> Tensor:
+def last_logits(model: PreTrainedModel, tokens: list[int], count: int = 1):
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0, -count:].float()
 
@@ -110,7 +105,7 @@ NEAR_TIES = {"qwen35moe-Q4_0": 0.1}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_load__computes_what_llama_cpp_does(name: str) -> None:
+def test_load__computes_what_llama_cpp_does(name):
     known = recorded(name)
     expected = torch.tensor(known["logits"])
     tolerance = NEAR_TIES.get(name, LLAMA_TOLERANCE)
@@ -140,9 +135,8 @@ def test_load__without_the_library_it_computes_what_transformers_does(name, monk
 
 
 @pytest.mark.parametrize("name", ["qwen3moe-Q4_0", "qwen3moe-wide-Q4_K_M"])
-def test_load__no_budget_changes_a_bit(name: str) -> None:
-    tokens = recorded(name)["prompt"]
-    outputs = []
+def test_load__no_budget_changes_a_bit(name):
+    tokens, outputs = recorded(name)["prompt"], []
     store = load_stripped(gguf_file(name), "auto").open_store()
     besides = store.scratch_bytes + max_decoded_bytes(store)
     size = 2 * max_slot_bytes(store) + besides
@@ -160,15 +154,13 @@ def test_load__no_budget_changes_a_bit(name: str) -> None:
             if budget == total:  # everything was read before the first token
                 assert stats["arena_bytes"] == total
                 assert stats["misses"] == stats["bytes_moved"] == 0
-    for tokens_1N, logits in outputs[1:]:
-        assert torch.equal(outputs[0][0], tokens_1N)
-        assert torch.equal(outputs[0][1], logits)
+    for other in outputs[1:]:
+        assert all(map(torch.equal, other, outputs[0]))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_tokenizer__gives_the_tokens_that_llama_cpp_does(name: str) -> None:
-    tokenizer = load_tokenizer(gguf_file(name))
-    prompt = RECORDED["prompt"]
+def test_tokenizer__gives_the_tokens_that_llama_cpp_does(name):
+    tokenizer, prompt = load_tokenizer(gguf_file(name)), RECORDED["prompt"]
     tokens = tokenizer(prompt)["input_ids"]
     assert tokens == recorded(name)["prompt"]
     assert tokenizer.decode(tokens) == prompt
@@ -177,7 +169,7 @@ def test_tokenizer__gives_the_tokens_that_llama_cpp_does(name: str) -> None:
     assert chat == "<|im_start|>user\nthe fox<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_pack__quantises_a_file_of_plain_weights_and_no_other(tmp_path: Path) -> None:
+def test_pack__quantises_a_file_of_plain_weights_and_no_other(tmp_path):
     output, how = tmp_path / "store", Quantise.Q8_0
     with pytest.raises(StoreError, match="are stored as they are read from it; leave it out"):
         pack_model(gguf_file("qwen2moe-Q4_0"), output, quantise=how)
@@ -186,7 +178,7 @@ def test_pack__quantises_a_file_of_plain_weights_and_no_other(tmp_path: Path) ->
     store.close()
 
 
-def test_model__of_a_file_is_named_without_its_suffix() -> None:
+def test_model__of_a_file_is_named_without_its_suffix():
     file = gguf_file("qwen3moe-Q4_0")
     composed, _ = compose_typed(PackConfig, [f"model={file}", "output=x"])
     for model in (find_model(file), composed.model):
@@ -194,7 +186,7 @@ def test_model__of_a_file_is_named_without_its_suffix() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3moe-Q4_0", "qwen35moe-Q4_0"])
-def test_load__a_file_in_parts_is_the_whole_one(tmp_path: Path, name: str) -> None:
+def test_load__a_file_in_parts_is_the_whole_one(tmp_path, name):
     parts = split_gguf(gguf_file(name), tmp_path, 3)
     tokens = torch.tensor([recorded(name)["prompt"]])
     files = gguf_file(name), parts[0]
@@ -202,7 +194,7 @@ def test_load__a_file_in_parts_is_the_whole_one(tmp_path: Path, name: str) -> No
     assert list_weight_files(parts[0]) == parts
 
 
-def test_read_header__parts_that_are_missing_or_of_another_model_are_named(tmp_path: Path) -> None:
+def test_read_header__parts_that_are_missing_or_of_another_model_are_named(tmp_path):
     parts = split_gguf(gguf_file("qwen3moe-Q4_0"), tmp_path, 3)
     with pytest.raises(CheckpointError, match="00002-of-00003.gguf is a later part of a model"):
         read_header(parts[1])

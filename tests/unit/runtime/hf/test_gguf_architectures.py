@@ -1,9 +1,6 @@
 """Every architecture of GGUF files, against llama.cpp (`tests/builders/gguf_files/written.py`)."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,44 +11,35 @@ from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.loading import load_stripped
 from runtime.hf.tokens import eos_token_ids, load_tokenizer
 from runtime.store.gguf.architectures import read_architectures
-from tests.builders.gguf_files import gguf_file
-from tests.builders.gguf_files.written import (
-    ARCHITECTURES,
-    PROMPT,
-    SPLITS,
-    make_weights,
-    write_gguf,
-)
+from tests.builders.gguf_files import gguf_file, written
+from tests.builders.gguf_files.written import ARCHITECTURES, SPLITS, make_weights, write_gguf
 from tests.builders.packed import pack_model
 from tests.builders.served import serve_logits
 
-TOKENS = torch.tensor([PROMPT])
+TOKENS = torch.tensor([written.PROMPT])
 TOLERANCE = 1e-5
 """Of logits, relative: everything is float32 here and in llama.cpp."""
 
 
-def error_of(name: str, file: Path, *, kind: str = "F32") -> float:
+def error_of(name: str, file, *, kind: str = "F32") -> float:
     options = {"dtype": "float32", "budget": "50%", "system": "on-demand"}
     logits = serve_logits(file, TOKENS, **options)[0, -1]
     expected = torch.tensor(ARCHITECTURES[name]["logits"][kind])
     return ((logits - expected).norm() / expected.norm()).item()
 
 
-def test_table__has_a_file_of_every_architecture() -> None:
-    assert {header["architecture"] for header in ARCHITECTURES.values()} == set(
-        read_architectures()
-    )
+def test_table__has_a_file_of_every_architecture():
+    assert {one["architecture"] for one in ARCHITECTURES.values()} == set(read_architectures())
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_load__computes_what_llama_cpp_does(tmp_path: Path, name: str) -> None:
+def test_load__computes_what_llama_cpp_does(tmp_path, name):
     assert error_of(name, write_gguf(name, tmp_path / "model.gguf")) < TOLERANCE
 
 
-def test_load__a_file_of_before_heads_were_split_has_the_same_logits(tmp_path: Path) -> None:
+def test_load__a_file_of_before_heads_were_split_has_the_same_logits(tmp_path):
     """llama.cpp computes the same of it, to 7e-7."""
-    shapes = ARCHITECTURES["deepseek2"]["tensors"]
-    added = {}
+    shapes, added = ARCHITECTURES["deepseek2"]["tensors"], {}
     for layer in range(3):
         names = [f"blk.{layer}.attn_{part}_b.weight" for part in "kv"]
         keys, values = (make_weights(name, shapes[name]) for name in names)
@@ -70,14 +58,14 @@ def test_load__a_file_of_before_heads_were_split_has_the_same_logits(tmp_path: P
     assert error_of("deepseek2", file) < TOLERANCE
 
 
-def test_load__layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+def test_load__layers_that_predict_further_tokens_are_left_out(tmp_path):
     more = {"block_count": 4, "nextn_predict_layers": 1}
     change = add("blk.3.nextn.eh_proj.weight", 32, 64)
     file = write_gguf("glm4moe", tmp_path / "model.gguf", metadata=more, change=change)
     assert error_of("glm4moe", file) < TOLERANCE
 
 
-def test_load__mxfp4_experts_with_biases_are_multiplied_as_they_are(tmp_path: Path) -> None:
+def test_load__mxfp4_experts_with_biases_are_multiplied_as_they_are(tmp_path):
     file = write_gguf("gpt-oss", tmp_path / "model.gguf", experts="MXFP4")
     # llama.cpp rounds activations to eight bits, too.
     assert error_of("gpt-oss", file, kind="MXFP4") < 0.01
@@ -90,7 +78,7 @@ PACKED = ["gpt-oss", "llama4", "granitemoe", "qwen2moe-F16", "qwen3moe-wide-Q5_K
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_pack__of_a_file_serves_the_same_bits(tmp_path: Path, name: str) -> None:
+def test_pack__of_a_file_serves_the_same_bits(tmp_path, name):
     """Also of plain weights, and where experts have several types."""
     file = gguf_file(name)
     if name in ARCHITECTURES:
@@ -128,22 +116,21 @@ METADATA = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value", "message"), METADATA, ids=[f"{n} {k} {it}" for n, k, it, _ in METADATA]
-)
-def test_load__refuses_metadata_that_it_would_compute_otherwise(
-    tmp_path: Path, name: str, key: str, value: Any, message: str
-) -> None:
-    file = write_gguf(name, tmp_path / "model.gguf", metadata={key: value})
+IDS = [f"{name} {key} {it}" for name, key, it, _ in METADATA]
+
+
+@pytest.mark.parametrize(("name", "key", "it", "message"), METADATA, ids=IDS)
+def test_load__refuses_metadata_that_it_would_compute_otherwise(tmp_path, name, key, it, message):
+    file = write_gguf(name, tmp_path / "model.gguf", metadata={key: it})
     with pytest.raises(CheckpointError, match=message):
         load_stripped(file, "float32")
 
 
-def remove(key: str) -> Callable[[dict[str, list[int]]], Any]:
+def remove(key: str):
     return lambda tensors: tensors.pop(key)
 
 
-def add(key: str, *shape: int) -> Callable[[dict[str, list[int]]], Any]:
+def add(key: str, *shape: int):
     return lambda tensors: tensors.update({key: list(shape)})
 
 
@@ -171,7 +158,7 @@ def test_load__refuses_tensors_that_are_not_the_models(tmp_path, name, change, m
         load_stripped(file, "float32").open_store()
 
 
-def test_config__takes_llama_cpps_defaults_and_not_one_models(tmp_path: Path) -> None:
+def test_config__takes_llama_cpps_defaults_and_not_one_models(tmp_path):
     """DeepSeek-V3's own are 2.5, eight groups and normalised weights."""
     keys = "expert_weights_scale", "expert_weights_norm", "expert_group_count", "rope.freq_base"
     given = dict.fromkeys(keys)
@@ -196,7 +183,7 @@ def test_config__names_every_token_that_ends_an_answer(tmp_path, name, ends, exp
 
 
 @pytest.mark.parametrize("pre", SPLITS["tokens"])
-def test_tokenizer__splits_text_as_llama_cpp_does(tmp_path: Path, pre: str) -> None:
+def test_tokenizer__splits_text_as_llama_cpp_does(tmp_path, pre):
     tokenizer = load_tokenizer(write_gguf("olmoe", tmp_path / "model.gguf", pre=pre))
     tokens = tokenizer(SPLITS["text"], add_special_tokens=False)["input_ids"]
     assert tokens == SPLITS["tokens"][pre]
@@ -213,7 +200,7 @@ SPOILT = [(b"ggml.merges", b"ggml.murges"), (b"t he", b"t~he")]
 
 
 @pytest.mark.parametrize("change", SPOILT, ids=["no merges", "a merge"])
-def test_tokenizer__that_is_damaged_is_named(tmp_path: Path, change: tuple[bytes, bytes]) -> None:
+def test_tokenizer__that_is_damaged_is_named(tmp_path, change):
     file = write_gguf("olmoe", tmp_path / "model.gguf", pre="olmo")
     assert change[0] in file.read_bytes()
     file.write_bytes(file.read_bytes().replace(*change))

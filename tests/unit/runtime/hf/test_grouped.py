@@ -42,9 +42,10 @@ def answer(model):
     return [model(TOKENS).logits, output.sequences, *output.logits]
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("mixtral", torch.float32), ("gpt_oss", torch.bfloat16)]
-)
+MODELS = [("mixtral", torch.float32), ("gpt_oss", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), MODELS)
 def test_grouped__every_bit_is_the_librarys_whatever_is_cached(tmp_path, name, dtype):
     """gpt_oss has transposed matrices, biases and another gate."""
     folder = save_family(tmp_path, name, dtype=dtype)
@@ -100,15 +101,12 @@ def test_grouped__ids_beyond_the_last_expert_add_nothing(folder):
         assert torch.equal(served(hidden_TD, torch.full((5, 2), 12), weights_TK), hidden_TD * 0)
 
 
-@pytest.mark.parametrize("launches", [False, True])
-def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(
-    tmp_path, monkeypatch, launches
-):
-    if launches:
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(tmp_path, monkeypatch, on_gpu):
+    if on_gpu:
         monkeypatch.setattr(grouped, "GroupedExperts", GroupedLaunches)
     folder = tiny_qwen2_moe(tmp_path / "model")
-    expected = answer(load_grouped(folder))
-    broken = threading.Event()
+    expected, broken = answer(load_grouped(folder)), threading.Event()
 
     def fail(_task):
         if broken.is_set():
@@ -139,9 +137,8 @@ def test_grouped__sequences_in_lockstep_are_bitwise_alone(folder, budget):
         sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts]
         while group.sequences:
             group.step()
-    for sequence, tokens in zip(sequences, expected, strict=True):
-        assert sequence.error is None
-        assert torch.equal(sequence.result, tokens)
+    assert [one.error for one in sequences] == [None] * len(expected)
+    assert all(map(torch.equal, [one.result for one in sequences], expected))
 
 
 @pytest.mark.parametrize(("budget", "max_groups"), [("25%", 3), ("100%", 1023)])
@@ -161,8 +158,7 @@ def test_launches__are_the_librarys_own_over_the_arena(tmp_path, monkeypatch, bu
         with serving_grouped(folder, budget=budget) as model, monkeypatch.context() as counting:
             counting.setitem(ALL_EXPERTS_FUNCTIONS, GROUPED_MM, counted)
             answers = answer(model)
-        for part, reference in zip(answers, expected, strict=True):
-            torch.testing.assert_close(part, reference, rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(answers, expected, rtol=1e-5, atol=2e-6)
     assert max(groups) <= max_groups
 
 
@@ -185,13 +181,13 @@ def test_grouped__models_with_their_own_code_are_refused_before_a_byte_is_read(t
         serve_grouped(folder)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [({"devices": "cpu,cpu"}, "several devices"), ({"expert_parallel": True}, "several processes")],
-)
-def test_grouped__experts_in_several_places_are_refused(folder, options, reason):
+PLACES = [("devices", "cpu,cpu", "several devices"), ("expert_parallel", True, "several processes")]
+
+
+@pytest.mark.parametrize(("option", "value", "reason"), PLACES)
+def test_grouped__experts_in_several_places_are_refused(folder, option, value, reason):
     with pytest.raises(CheckpointError, match=rf"model\.exact=grouped: .*{reason}"):
-        serve_grouped(folder, **options)
+        serve_grouped(folder, **{option: value})
 
 
 def test_grouped__quantised_experts_are_refused_and_packed_ones_are_not(tmp_path, folder):

@@ -18,8 +18,7 @@ from tests.builders.served import serving
 
 @torch.no_grad()
 def logits(model, num_tokens):
-    tokens = torch.arange(num_tokens).reshape(1, num_tokens) % 64
-    return model(tokens).logits
+    return model(torch.arange(num_tokens).reshape(1, num_tokens) % 64).logits
 
 
 def test_absent__every_computation_with_it_is_refused():

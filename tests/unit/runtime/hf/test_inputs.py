@@ -20,6 +20,8 @@ from tests.builders.listeners import ProbeLog
 from tests.builders.models import plain_eager
 from tests.builders.served import serving
 
+GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0), (5,)])
 def test_forward__no_tokens_are_refused_and_forecasts_go_on(folder, shape):
@@ -34,12 +36,10 @@ def test_load__prompts_given_as_embeddings_are_served_bitwise(folder):
     plain = plain_eager(folder)
     tokens = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(1))
     embeddings = plain.get_input_embeddings()(tokens).detach()
-    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    mask = torch.ones_like(tokens)
-    expected = plain.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
-    steps = ProbeLog()
+    given = {"inputs_embeds": embeddings, "attention_mask": torch.ones_like(tokens), **GREEDY}
+    expected, steps = plain.generate(**given), ProbeLog()
     with serving(folder, budget="25%") as model, Probes(model, {Signal.ROUTED}, steps):
-        found = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+        found = model.generate(**given)
         assert torch.equal(found, expected)
         with torch.no_grad():
             expected = plain(inputs_embeds=embeddings).logits
@@ -54,20 +54,15 @@ def test_load__refuses_routers_that_cannot_be_observed(folder, monkeypatch, what
     if what == "no router":
         monkeypatch.setattr(layers, "_find_router", lambda *_: None)
     else:
-        monkeypatch.setattr(
-            ExpertsAdapter, "routing", lambda _, output, *_modules: read_routing(output[:1])
-        )
+        monkeypatch.setattr(ExpertsAdapter, "routing", lambda _, out, *__: read_routing(out[:1]))
     tokens = torch.arange(1, 9).reshape(1, 8)
-    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    expected = plain_eager(folder).generate(tokens, **options)
+    expected = plain_eager(folder).generate(tokens, **GREEDY)
     with serving(folder, budget="25%") as model:
-        assert torch.equal(model.generate(tokens, **options), expected)
-        with (
-            Probes(model, {Signal.ROUTED}, ProbeLog(), complete=True),
-            pytest.raises(CheckpointError, match="does not return the chosen experts"),
-        ):
+        assert torch.equal(model.generate(tokens, **GREEDY), expected)
+        refused = pytest.raises(CheckpointError, match="does not return the chosen experts")
+        with Probes(model, {Signal.ROUTED}, ProbeLog(), complete=True), refused:
             model(tokens)
-        assert torch.equal(model.generate(tokens, **options), expected)
+        assert torch.equal(model.generate(tokens, **GREEDY), expected)
 
 
 def test_tokens_of__nothing_to_compute_is_an_error():

@@ -1,10 +1,7 @@
 """Experts that are multiplied as they are stored: the same bits whatever is cached or grouped."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor
 
 from runtime.commands.pack import choose_coding
 from runtime.config import DenseFormat, ModelConfig, Quantise, StoreConfig, VerifyModelConfig
@@ -13,7 +10,6 @@ from runtime.hf import experts
 from runtime.hf.loading import load_plain
 from runtime.store.ggml import library
 from runtime.store.ggml.library import find_products
-from runtime.store.packed.coding import Coding
 from runtime.store.packed.store import open_store
 from runtime.tools.verify.report import compare_budgets
 from tests.builders.families.build import save_family
@@ -29,12 +25,12 @@ CODINGS = [choose_coding(how) for how in (Quantise.INT4, Quantise.INT8, Quantise
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
-def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def model(request: pytest.FixtureRequest, tmp_path):
     return tiny_qwen2_moe(tmp_path / "model", dtype=request.param, hidden_size=64, expert_width=96)
 
 
 @torch.no_grad()
-def logits_of(model: Path, store: Path, budget: str) -> tuple[Tensor, Tensor]:
+def logits_of(model, store, budget: str):
     """Logits of the tokens in one pass, and of steps of one token."""
     with serving(model, store=store, budget=budget) as served:
         is_decoded = served.moecast.engine.store.layouts[0].decoded_bytes > 0
@@ -42,12 +38,12 @@ def logits_of(model: Path, store: Path, budget: str) -> tuple[Tensor, Tensor]:
         return served(TOKENS).logits, torch.stack(served.generate(TOKENS, **STEPS).logits)
 
 
-def relative_error(found: Tensor, expected: Tensor) -> Tensor:
+def relative_error(found, expected):
     return (found - expected).float().norm() / expected.float().norm()
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
-def test_served__budgets_change_no_bit(model: Path, tmp_path: Path, coding: Coding) -> None:
+def test_served__budgets_change_no_bit(model, tmp_path, coding):
     """They are those of all experts resident, and near the model's before quantisation."""
     store = packed(model, tmp_path / "store", coding=coding)
     all_resident = logits_of(model, store, "100%")
@@ -73,7 +69,7 @@ def test_served__without_the_library_they_are_decoded(model, tmp_path, caplog, m
 
 
 @pytest.mark.parametrize("dense_format", [DenseFormat.OWN, DenseFormat.INT4], ids=str)
-def test_verify__compares_with_the_same_kernels(tmp_path: Path, dense_format: DenseFormat) -> None:
+def test_verify__compares_with_the_same_kernels(tmp_path, dense_format):
     """Those of packed experts, or of dense layers."""
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
     source = {"model": ModelConfig(name="tiny", id=str(folder), dense_format=dense_format)}
@@ -87,7 +83,7 @@ def test_verify__compares_with_the_same_kernels(tmp_path: Path, dense_format: De
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "dbrx", "jamba", "granitemoe"])
-def test_pack__quantised_experts_of_other_families_are_served(name: str, tmp_path: Path) -> None:
+def test_pack__quantised_experts_of_other_families_are_served(name, tmp_path):
     """Transposed experts, those with biases and those with their own loop: by kernel or decoded."""
     folder = save_family(tmp_path / "model", name, dtype=torch.bfloat16)
     store = pack_model(folder, tmp_path / "store", quantise=Quantise.HQQ, group_size=8)
@@ -115,7 +111,7 @@ def test_pack__transposed_matrices_are_multiplied_by_their_rows(tmp_path, quanti
     opened.close()
 
 
-def test_serve__a_store_of_other_shapes_is_refused(tmp_path: Path) -> None:
+def test_serve__a_store_of_other_shapes_is_refused(tmp_path):
     """Kernels would read beyond the rows; the digest of a manifest proves nothing."""
     folder = quantised(tmp_path / "model", "gpt_oss")
     store = pack_model(folder, tmp_path / "store", quantise=Quantise.INT8)

@@ -39,5 +39,4 @@ def test_grown__counts_by_row(rows):
     of = {"num_steps": 4, "num_rows": rows}
     found = CacheSize.grown(rows * (100 + 8 * 10), rows * (100 + 12 * 10), num_tokens=12, **of)
     assert found == CacheSize(10, 100)
-    full = CacheSize.grown(rows * 640, rows * 640, num_tokens=99, **of)
-    assert full == CacheSize(0, 640)
+    assert CacheSize.grown(rows * 640, rows * 640, num_tokens=99, **of) == CacheSize(0, 640)

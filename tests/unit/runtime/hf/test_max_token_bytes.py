@@ -1,7 +1,6 @@
 """A text never has fewer tokens than the longest token's bytes allow."""
 
 import unicodedata
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +14,11 @@ from tests.builders.plain_answers import TOKENIZER
 MARK = normalizers.Replace(" ", "\u2581")
 
 
-def bpe(normalizer: Any = None, pre_tokenizer: Any = None, **more: Any) -> PreTrainedTokenizerBase:
+def bpe(normalizer=None, pre_tokenizer=None, **more) -> PreTrainedTokenizerBase:
     """A tokenizer of bytes and of a few letters; NFC needs none to shorten what it reads."""
     names = [*sorted(BYTE_NAMES), *pre_tokenizers.ByteLevel.alphabet(), "<unk>", "aa", "\u2581"]
     vocabulary = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    model = models.BPE(vocabulary, [("a", "a")], **{"byte_fallback": True, **more})
-    backend = Tokenizer(model)
+    backend = Tokenizer(models.BPE(vocabulary, [("a", "a")], **{"byte_fallback": True, **more}))
     if normalizer is not None:
         backend.normalizer = normalizer
     if pre_tokenizer is not None:
@@ -41,15 +39,14 @@ WIDE = st.text("a \u212a\u00e9\u0301\u0345\u1112\u1161\u11ab\U0001f600", max_siz
 @pytest.mark.parametrize("name", KNOWN)
 @settings(max_examples=60, database=None, deadline=None)
 @given(text=st.one_of(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), WIDE))
-def test_known_bound__holds_for_every_text(name: str, text: str) -> None:
+def test_known_bound__holds_for_every_text(name, text):
     tokenizer = KNOWN[name]
     bound = max_token_bytes(tokenizer)
     assert bound is not None
-    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert len(text.encode()) <= bound * len(tokens)
+    assert len(text.encode()) <= bound * len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def test_nfc__shortens_no_character_by_more() -> None:
+def test_nfc__shortens_no_character_by_more():
     for code in (*range(0xD800), *range(0xE000, 0x30000)):
         composed = unicodedata.normalize("NFC", chr(code))
         decomposed = unicodedata.normalize("NFD", chr(code))
@@ -85,5 +82,5 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_tokenizers_that_drop_or_join_text__have_no_bound(name: str) -> None:
+def test_tokenizers_that_drop_or_join_text__have_no_bound(name):
     assert max_token_bytes(UNKNOWN[name]) is None

@@ -1,10 +1,8 @@
 """Checkpoints whose configuration fits nothing are refused in a line that names the folder."""
 
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,42 +18,33 @@ from runtime.tools.verify.reference import load_plain_model
 from tests.builders.models import changed
 from tests.builders.quantised import rewrite
 
-NO_FIT = [
-    {"hidden_size": 0},
-    {"hidden_size": 10**12},
-    {"num_attention_heads": 0},
-    {"num_attention_heads": 7},
-    {"num_key_value_heads": -1},
-    {"vocab_size": 5},
-    {"vocab_size": -1},
-    {"moe_intermediate_size": -3},
-    {"rope_parameters": {"rope_type": "evil"}},
-    {"pad_token_id": 10**9},
-    {"dtype": "int8"},
-    {"hidden_act": "evil"},
-    {"decoder_sparse_step": 0},
-    {"attn_implementation": "evil"},
-    {"transformers_weights": "../model.safetensors"},
-]
+NO_FIT = {
+    "hidden_size": [0, 10**12], "num_attention_heads": [0, 7], "num_key_value_heads": [-1],
+    "vocab_size": [5, -1], "moe_intermediate_size": [-3], "pad_token_id": [10**9],
+    "rope_parameters": [{"rope_type": "evil"}], "dtype": ["int8"], "hidden_act": ["evil"],
+    "decoder_sparse_step": [0], "attn_implementation": ["evil"],
+    "transformers_weights": ["../model.safetensors"],
+}  # fmt: skip
+PAIRS = [(field, value) for field, values in NO_FIT.items() for value in values]
 
 
-@pytest.mark.parametrize("fields", NO_FIT, ids=str)
-def test_load__configurations_that_fit_nothing_name_the_folder(fields, folder, tmp_path):
-    target = changed(folder, tmp_path / "m", "config.json", **fields)
+@pytest.mark.parametrize(("field", "value"), PAIRS, ids=str)
+def test_load__configurations_that_fit_nothing_name_the_folder(field, value, folder, tmp_path):
+    target = changed(folder, tmp_path / "m", "config.json", **{field: value})
     with pytest.raises(CheckpointError, match=str(target)):
         load_stripped(target, "auto")
 
 
-def rewritten(folder: Path, tmp_path: Path, change: Callable[..., dict[str, Any]]) -> Path:
+def rewritten(folder: Path, tmp_path: Path, change) -> Path:
     return rewrite(shutil.copytree(folder, tmp_path / "m"), change)
 
 
-FAULTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor] | None, str]] = {
-    "missing": (None, "has no tensor for {}"),
-    "missing expert": (None, "{}"),
-    "shorter": (lambda it: it[:-1], r"{} is \(\d.*\) in the checkpoint, \("),
-    "int32": (lambda it: it.to(torch.int32), "{} .* means nothing without"),
-    "complex64": (lambda it: it.to(torch.complex64), "{} .* means nothing without"),
+FAULTS = {
+    "missing": (lambda *_: {}, "has no tensor for {}"),
+    "missing expert": (lambda *_: {}, "{}"),
+    "shorter": (lambda key, it: {key: it[:-1]}, r"{} is \(\d.*\) in the checkpoint, \("),
+    "int32": (lambda key, it: {key: it.to(torch.int32)}, "{} .* means nothing without"),
+    "complex64": (lambda key, it: {key: it.to(torch.complex64)}, "{} .* means nothing without"),
 }
 """Changes of a tensor, and the words about its name."""
 LAYER = "model.layers.1"
@@ -75,23 +64,17 @@ SPOILT = [
 @pytest.mark.parametrize("load", [load_stripped, load_plain], ids=["served", "plain"])
 @pytest.mark.parametrize(("fault", "name"), SPOILT)
 def test_load__a_tensor_that_is_not_the_models_is_named_in_one_line(
-    load: Callable[..., Any], fault: str, name: str, folder: Path, tmp_path: Path, caplog: Any
-) -> None:
+    load, fault, name, folder, tmp_path, caplog
+):
     """It is neither made up, nor cast."""
     change, message = FAULTS[fault]
-
-    def spoil(key: str, it: torch.Tensor) -> dict[str, torch.Tensor]:
-        if key != name:
-            return {key: it}
-        return {key: change(it)} if change is not None else {}
-
-    target = rewritten(folder, tmp_path, spoil)
+    target = rewritten(folder, tmp_path, lambda k, it: change(k, it) if k == name else {k: it})
     with pytest.raises(CheckpointError, match=message.format(name)):
         load(target, dtype="auto")
     assert ".experts." in name or not any("LOAD REPORT" in line for line in caplog.messages)
 
 
-def test_load__experts_that_are_all_transposed_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_load__experts_that_are_all_transposed_are_refused(folder, tmp_path):
     """They have as many numbers as those of the configuration."""
     target = rewritten(folder, tmp_path, lambda k, it: {k: it.t() if ".up_proj" in k else it})
     with pytest.raises(CheckpointError, match="they are not of one model"):
@@ -107,7 +90,7 @@ def test_load__an_expert_more_than_the_configuration_says_is_named(folder, tmp_p
         load_stripped(target, "auto")
 
 
-def test_load__a_tensor_that_is_tied_may_be_missing(folder: Path, tmp_path: Path) -> None:
+def test_load__a_tensor_that_is_tied_may_be_missing(folder, tmp_path):
     target = changed(folder, tmp_path / "m", "config.json", tie_word_embeddings=True)
     rewrite(target, lambda key, tensor: {} if key == "lm_head.weight" else {key: tensor})
     model = load_stripped(target, "auto").model
@@ -117,12 +100,10 @@ def test_load__a_tensor_that_is_tied_may_be_missing(folder: Path, tmp_path: Path
         load_stripped(target, "auto")
 
 
-@pytest.mark.parametrize("top_k", [-1, 0, 13])
-def test_top_k__out_of_range_is_refused_before_weights_are_read(
-    top_k: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = changed(folder, tmp_path / "m", "config.json", num_experts_per_tok=top_k)
-    message = rf"{target}: a token cannot use {top_k} \(num_experts_per_tok\) of 12 experts; fetch"
+@pytest.mark.parametrize("k", [-1, 0, 13])
+def test_top_k__out_of_range_is_refused_before_weights_are_read(k, folder, tmp_path, monkeypatch):
+    target = changed(folder, tmp_path / "m", "config.json", num_experts_per_tok=k)
+    message = rf"{target}: a token cannot use {k} \(num_experts_per_tok\) of 12 experts; fetch"
     with pytest.raises(CheckpointError, match=message):
         load_plain_model(ModelConfig(name="m", id=str(target)), torch.device("cpu"))
     skeleton = build_skeleton(target, dtype="bfloat16")
@@ -133,44 +114,36 @@ def test_top_k__out_of_range_is_refused_before_weights_are_read(
         load_stripped(target, "auto")
 
 
-GROUPS = [
-    ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}, True),
-    ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 5}, False),
-    ({"n_group": 4, "topk_group": 5, "num_experts_per_tok": 2}, False),
-    ({"n_group": 3, "topk_group": 1, "num_experts_per_tok": 2}, False),
-    ({"n_group": 0, "topk_group": 0, "num_experts_per_tok": 2}, False),
-    ({"n_group": None, "topk_group": 1, "num_experts_per_tok": 2}, False),
-    ({"n_group": 4, "topk_group": 0, "num_experts_per_tok": 2}, False),
-]
+FIT = (4, 2, 4)
+GROUPS = [FIT, (4, 2, 5), (4, 5, 2), (3, 1, 2), (0, 0, 2), (None, 1, 2), (4, 0, 2)]
+"""Groups, those that a token's experts are of, and how many it has."""
 
 
-@pytest.mark.parametrize(("fields", "fits"), GROUPS)
-def test_groups_of_experts__must_hold_those_of_a_token(fields: dict[str, Any], fits: bool) -> None:
-    config = DeepseekV3Config(
-        **fields, n_routed_experts=8, num_hidden_layers=1, first_k_dense_replace=0, vocab_size=8
-    )
+@pytest.mark.parametrize("numbers", GROUPS, ids=str)
+def test_groups_of_experts__must_hold_those_of_a_token(numbers):
+    names = "n_group", "topk_group", "num_experts_per_tok"
+    sizes = {"n_routed_experts": 8, "num_hidden_layers": 1, "first_k_dense_replace": 0}
+    config = DeepseekV3Config(**dict(zip(names, numbers, strict=True)), **sizes, vocab_size=8)
     with torch.device("meta"):
         model = DeepseekV3ForCausalLM(config)
-    with nullcontext() if fits else pytest.raises(CheckpointError, match="of 8 experts, in "):
+    refused = pytest.raises(CheckpointError, match="of 8 experts, in ")
+    with nullcontext() if numbers == FIT else refused:
         assert find_top_k(model, find_moe_layers(model)) == 4
 
 
-def test_loading__errors_of_disk_and_memory_stay_what_they_are() -> None:
+def test_loading__errors_of_disk_and_memory_stay_what_they_are():
     for error in (MemoryError(), OSError(5, "Input/output error"), RuntimeError("allocate memory")):
         with pytest.raises(type(error)), explain_loading(Path("m")):
             raise error
 
 
-def test_tokens__that_the_model_does_not_know_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_tokens__that_the_model_does_not_know_are_refused(folder, tmp_path):
     config = read_config(folder)
     check_tokens([0, 63], config)
     with pytest.raises(CheckpointError, match="gives the token 64, the model knows 64 tokens"):
         check_tokens([0, 64], config)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a"}')
-
-    def tokenizer(_: str) -> dict[str, list[int]]:
-        return {"input_ids": [99]}
-
+    encoder = PromptEncoder(config, lambda _: {"input_ids": [99]})  # type: ignore[arg-type]
     with pytest.raises(PromptFileError, match="line 1: the tokenizer gives the token 99"):
-        read_prompts(prompts, PromptEncoder(config, tokenizer), max_new_tokens=1)  # type: ignore[arg-type]
+        read_prompts(prompts, encoder, max_new_tokens=1)

@@ -16,8 +16,7 @@ from tests.builders.served import serving
 
 def test_probes__events_come_in_order_with_the_models_own_values(tmp_path):
     model = plain_eager(tiny_qwen2_moe(tmp_path / "model"))
-    tokens = torch.tensor([[3, 1, 4], [1, 5, 9]])
-    recorder = ProbeLog()
+    tokens, recorder = torch.tensor([[3, 1, 4], [1, 5, 9]]), ProbeLog()
     with torch.no_grad(), Probes(model, set(Signal), recorder):
         output = model(tokens, output_router_logits=True)
     names = [(name, layer) for name, layer, _ in recorder.events]
@@ -34,16 +33,13 @@ def test_probes__events_come_in_order_with_the_models_own_values(tmp_path):
         assert np.allclose(logits, output.router_logits[layer].numpy(), atol=1e-5)
         assert np.array_equal(experts, torch.from_numpy(logits).topk(2).indices.numpy())
         assert weights.shape == (6, 2)
-        scale = np.sqrt((entering**2).mean(-1))
-        assert np.allclose(scale, 1.0, atol=1e-3)
-    with torch.no_grad():
-        model(tokens)
+        assert np.allclose(np.sqrt((entering**2).mean(-1)), 1.0, atol=1e-3)
+    model(tokens)
     assert len(recorder.events) == len(names), "closed probes record nothing"
 
 
 def test_probes__a_lane_that_begins_with_a_past_begins_a_request(folder):
-    model = plain_eager(folder)
-    recorder = ProbeLog()
+    model, recorder = plain_eager(folder), ProbeLog()
     with torch.no_grad(), Probes(model, set(), recorder) as probes:
         past = model(torch.tensor([[3, 1, 4]]), use_cache=True).past_key_values
         model(torch.tensor([[1]]), past_key_values=past)
@@ -66,8 +62,7 @@ def test_probes__encoder_and_decoder_have_steps_of_their_own(tmp_path, name):
         assert begun[1:3] == [[made[:, step].tolist(), [0, 1]] for step in range(2)]
         where = [(name, layer) for name, layer, _ in steps.events if "input" not in name]
         one_step = [("begin_step", -1), ("routed", 0), ("end_step", -1)]
-        assert where[:3] == one_step
-        assert where[3:6] == [one_step[0], ("routed", 1), one_step[2]]
+        assert where[:6] == [*one_step, one_step[0], ("routed", 1), one_step[2]]
 
         steps = ProbeLog()
         with Probes(model, {Signal.ROUTED}, steps):

@@ -7,12 +7,7 @@ from itertools import product
 import pytest
 import torch
 from transformers import AutoConfig
-from transformers.core_model_loading import (
-    Concatenate,
-    MergeModulelist,
-    Transpose,
-    WeightConverter,
-)
+from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose, WeightConverter
 
 from runtime.errors import CheckpointError, TransferError
 from runtime.hf.loading import find_model_class, load_plain, load_stripped
@@ -23,7 +18,7 @@ from runtime.store.weight_plan import FusedParameter, WeightPlan
 from tests.builders.families.build import save_family
 from tests.builders.memory import measure_allocated
 from tests.builders.models import read_weights, tiny_qwen2_moe
-from tests.builders.packed import read_expert
+from tests.builders.packed import open_both, read_expert
 from tests.builders.quantised import QUANTISED, quantise_fp8, quantised, rewrite
 from tests.builders.served import serve, serving
 
@@ -56,8 +51,7 @@ def test_store__a_slot_holds_what_the_library_dequantises(tmp_path, name, dtype)
 def test_load__quantised_experts_keep_their_bytes(tmp_path, name, share, caplog):
     """Tiny matrices have many scales and biases; of real ones the shares are .50 and .27."""
     folder = quantised(tmp_path, name)
-    stripped = load_stripped(folder, "auto")
-    store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
+    store, decoding = open_both(folder)
     for kept, decoded in zip(store.layouts, decoding.layouts, strict=True):
         assert kept.num_bytes < share * decoded.num_bytes
         assert decoded.views_are_weights
@@ -125,10 +119,8 @@ def test_check__a_checkpoint_of_another_size_is_refused():
     with pytest.raises(CheckpointError, match=r"is \(2, 3\) by the configuration, \(2, 4\) in"):
         recipe_of([], shape=(2, 3), stored=(4, 2, 4)).check()
     parameter = FusedParameter("layer.experts", "w", (4, 4, 3), torch.float32)
-    sources = {
-        name: [StoredTensor(None, 0, 4, torch.float32, shape, name)] * 4
-        for name, shape in (("gate", (2, 3)), ("up", ()))
-    }
+    shapes = {"gate": (2, 3), "up": ()}
+    sources = {it: [StoredTensor(None, 0, 4, torch.float32, shapes[it], it)] * 4 for it in shapes}
     joined = WeightConverter(list(sources), ["w"], [MergeModulelist(dim=0), Concatenate(dim=1)])
     with pytest.raises(CheckpointError, match=r"is \(4, 3\) by the .*, \(2, 3\) and \(\) in the"):
         WeightPlan(parameter, sources, joined).check()
@@ -161,14 +153,12 @@ INCOMPLETE = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "gone", "message"), INCOMPLETE)
+@pytest.mark.parametrize(("kind", "gone", "text"), INCOMPLETE)
 @pytest.mark.parametrize("load", [load_stripped, load_plain], ids=["served", "plain"])
-def test_load__quantised_numbers_without_their_scales_are_refused(
-    tmp_path, load, kind, gone, message
-):
+def test_load__quantised_numbers_without_their_scales_are_refused(tmp_path, load, kind, gone, text):
     folder = quantised(tmp_path, kind)
     rewrite(folder, lambda name, tensor: {} if name.endswith(gone) else {name: tensor})
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=text):
         load(folder, dtype="auto")
 
 
@@ -184,8 +174,7 @@ def test_load__scales_that_the_configuration_does_not_know_are_refused(tmp_path)
 def test_scratch__is_that_of_the_expert_that_takes_most(tmp_path):
     folder = tiny_qwen2_moe(tmp_path, dtype=torch.bfloat16)
     rewrite(folder, lambda name, t: {name: t.float() if ".experts.5.up_proj" in name else t})
-    store = load_stripped(folder, "bfloat16").open_store()
-    assert store.scratch_bytes == READERS * 16 * 32 * 4
+    assert load_stripped(folder, "bfloat16").open_store().scratch_bytes == READERS * 16 * 32 * 4
 
 
 def test_find_model_class__dequantises_quantised_checkpoints(tmp_path):
@@ -260,10 +249,6 @@ def test_read__one_thread_converts_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ExpertConversion, "convert", watched)
 
-    def read(number: int) -> None:
-        read_expert(store, 0, number % 8, chunks=[range(2)])
-
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(read, range(4 * 8)))
-    assert len(most) == 4 * 8 * 2
-    assert max(most) == 1
+        list(pool.map(lambda i: read_expert(store, 0, i % 8, chunks=[range(2)]), range(4 * 8)))
+    assert most == [1] * (4 * 8 * 2)

@@ -18,11 +18,9 @@ vectors."""
 
 @pytest.fixture(autouse=True)
 def without_onednn():
-    usual = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False
     with torch.no_grad():
         yield
-    torch.backends.mkldnn.enabled = usual
 
 
 def draw(*shape, seed=0):
@@ -53,10 +51,8 @@ def test_linear__has_the_bits_of_pytorch_for_numbers_that_are_none():
 def test_multiply_rows__multiplies_each_matrix_with_its_row():
     weights, rows = [draw(48, 64, seed=seed) for seed in range(3)], draw(3, 64, seed=9)
     own = multiply_rows(rows, weights)
-    if (
-        torch.backends.cpu.get_cpu_capability() == "AVX2"
-        and single_row.multiply_bfloat16 is not None
-    ):
+    is_compiled = single_row.multiply_bfloat16 is not None
+    if is_compiled and torch.backends.cpu.get_cpu_capability() == "AVX2":
         assert own is not None, "this processor has a kernel with PyTorch's bits"
     expected = [F.linear(row, weight) for row, weight in zip(rows.split(1), weights, strict=True)]
     assert own is None or bits(own) == bits(torch.cat(expected))
@@ -137,14 +133,10 @@ def test_linear__is_left_to_pytorch_where_its_bits_are_others(monkeypatch):
 def test_compute_experts__together_have_the_bits_of_each_alone(width, divided, monkeypatch):
     monkeypatch.setattr(experts, "DIVIDED", divided)
     config = Qwen2MoeConfig(hidden_size=64, moe_intermediate_size=width, num_experts=6)
-    module = Qwen2MoeExperts(config)
-    ready = {
-        expert: {
-            "gate_up_proj": draw(2 * width, 64, seed=expert),
-            "down_proj": draw(64, width, seed=10 + expert),
-        }
-        for expert in (0, 2, 5)
-    }
+    module, ready = Qwen2MoeExperts(config), {}
+    for e in (0, 2, 5):
+        gate_up, down = draw(2 * width, 64, seed=e), draw(64, width, seed=10 + e)
+        ready[e] = {"gate_up_proj": gate_up, "down_proj": down}
     chosen, weights = torch.tensor([[5, 0, 2]]), torch.tensor([[0.5, 0.25, 0.125]]).bfloat16()
 
     def compute():

@@ -13,10 +13,8 @@ from tests.builders.models import changed
 
 
 def model_with(eos=None, pad=None, config_pad=None):
-    settings = GenerationConfig(eos_token_id=eos, pad_token_id=pad)
-    return SimpleNamespace(
-        generation_config=settings, config=Qwen2MoeConfig(pad_token_id=config_pad)
-    )
+    given = GenerationConfig(eos_token_id=eos, pad_token_id=pad)
+    return SimpleNamespace(generation_config=given, config=Qwen2MoeConfig(pad_token_id=config_pad))
 
 
 EOS = [(None, ()), (7, (7,)), ([9, 7], (9, 7)), ([], ()), ([-1, 7, 10**6], (7,))]
@@ -76,11 +74,9 @@ def test_context_length__a_factor_that_is_no_number_is_refused(factor, folder, t
 
 def test_pad_batch__pads_on_the_left_and_masks_the_padding():
     tokens, mask = pad_batch([(1, 2, 3), (4,)], 9)
-    assert tokens.tolist() == [[1, 2, 3], [9, 9, 4]]
-    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert (tokens.tolist(), mask.tolist()) == ([[1, 2, 3], [9, 9, 4]], [[1, 1, 1], [0, 0, 1]])
 
 
 def test_pad_batch__pads_on_the_right_for_an_encoder():
     tokens, mask = pad_batch([(1, 2, 3), (4,)], 9, left=False)
-    assert tokens.tolist() == [[1, 2, 3], [4, 9, 9]]
-    assert mask.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert (tokens.tolist(), mask.tolist()) == ([[1, 2, 3], [4, 9, 9]], [[1, 1, 1], [1, 0, 0]])

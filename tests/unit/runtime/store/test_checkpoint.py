@@ -45,31 +45,19 @@ def write_header(file, header) -> None:
     file.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(64))
 
 
+FAULTS = {
+    "dtype": [7, "F4"],
+    "shape": ["2, 2", [2, -2], [2.0, 2], [True, 4], [2, 3], [2**62] * 30_000, [10**4000]],
+    "data_offsets": [
+        None, [0, 8, 16], [-8, 8], [16, 0], ["0", "16"], [0, float("nan")],
+        [2**62, 2**62 + 16], [10**4299, 10**4299 + 16],
+    ],
+}  # fmt: skip
+"""Values of an entry's fields."""
 HEADERS = [
-    "[]",
-    "{not json",
-    "[" * 50_000,
-    '{"w": ' + "1" * 5_000 + "}",
-    {"w": None},
-    {"w": {}},
-    {"w": {**ENTRY, "dtype": 7}},
-    {"w": {**ENTRY, "dtype": "F4"}},
-    {"w": {**ENTRY, "shape": "2, 2"}},
-    {"w": {**ENTRY, "shape": [2, -2]}},
-    {"w": {**ENTRY, "shape": [2.0, 2]}},
-    {"w": {**ENTRY, "shape": [True, 4]}},
-    {"w": {**ENTRY, "shape": [2, 3]}},
-    {"w": {**ENTRY, "shape": [2**62] * 30_000}},
-    {"w": {**ENTRY, "shape": [10**4000]}},
-    {"w": {**ENTRY, "data_offsets": [10**4299, 10**4299 + 16]}},
-    {"w": {**ENTRY, "data_offsets": None}},
-    {"w": {**ENTRY, "data_offsets": [0, 8, 16]}},
-    {"w": {**ENTRY, "data_offsets": [-8, 8]}},
-    {"w": {**ENTRY, "data_offsets": [16, 0]}},
-    {"w": {**ENTRY, "data_offsets": ["0", "16"]}},
-    {"w": {**ENTRY, "data_offsets": [0, float("nan")]}},
+    *("[]", "{not json", "[" * 50_000, '{"w": ' + "1" * 5_000 + "}", {"w": None}, {"w": {}}),
     '{"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "w": {}}',
-    {"w": {**ENTRY, "data_offsets": [2**62, 2**62 + 16]}},
+    *({"w": {**ENTRY, field: value}} for field, values in FAULTS.items() for value in values),
 ]
 
 

@@ -14,12 +14,9 @@ def test_decode__hqq_is_the_formula(dtype, groups, step, monkeypatch):
     monkeypatch.setattr(coding, "STEP", step)
     torch.manual_seed(groups)
     how, num_weights = Coding(HQQ, 32, 4), groups * 32
-    integers = Integers(
-        torch.randint(0, 16, (num_weights,)).to(torch.uint8),
-        torch.randint(0, 256, (groups,)).to(torch.uint8),
-        torch.randint(0, 256, (groups,)).to(torch.uint8),
-        torch.rand(how.meta_groups(groups), 4),
-    )
+    sizes = (16, num_weights), (256, groups), (256, groups)
+    parts = [torch.randint(0, top, (number,)).to(torch.uint8) for top, number in sizes]
+    integers = Integers(*parts, torch.rand(how.meta_groups(groups), 4))
     stored = torch.full((how.num_bytes(num_weights, dtype),), 0xEE, dtype=torch.uint8)
     encode(how, integers, stored)
     found = torch.empty(num_weights, dtype=dtype)
@@ -46,8 +43,7 @@ def test_decode__rows_are_the_librarys(dtype, step, monkeypatch):
 def test_coding__sizes():
     # An odd number of groups of HQQ: the last has its byte to itself. Two meta groups of 2 and 1
     # groups: a byte for each scale and zero, then 32 bytes, each from a multiple of 64 bytes on.
-    meta = Coding(HQQ, 64, 2)
-    assert meta.sections(192) == [(0, 128), (128, 131), (192, 195), (256, 288)]
+    assert Coding(HQQ, 64, 2).sections(192) == [(0, 128), (128, 131), (192, 195), (256, 288)]
     assert RAW.num_bytes(128, torch.bfloat16) == 256
     assert Coding("Q4_K").num_bytes(512, torch.bfloat16) == 288
     assert Coding("F16").num_bytes(128, torch.float32) == 256

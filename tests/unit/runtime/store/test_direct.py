@@ -5,8 +5,6 @@ import logging
 import mmap
 import os
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,19 +13,20 @@ from runtime.errors import TransferError
 from runtime.store import files
 from runtime.store.files import BLOCK, SMALLEST, EndOfFile, FileReader, read_direct
 from runtime.tools.bench.tasks import cached_bytes
+from tests.builders.page_cache import uncached_zeros
 
 SIZE = 600_003
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "bytes"
     path.write_bytes(random.Random(0).randbytes(SIZE))
     return path
 
 
 @pytest.fixture
-def descriptor(file: Path) -> Iterator[int]:
+def descriptor(file):
     """Opened for direct reads; skips where the file system has none."""
     try:
         handle = os.open(file, os.O_RDONLY | files.O_DIRECT)
@@ -48,9 +47,8 @@ def test_read_direct__any_range_into_any_memory(file, descriptor):
         place = rng.choice([rng.randrange(2 * BLOCK), BLOCK, 64 * rng.randrange(64)])
         memory[:] = b"\xee" * len(memory)
         read_direct(descriptor, offset, memory[place : place + size])
-        assert memory[place : place + size] == content[offset : offset + size]
-        assert memory[:place] == b"\xee" * place
-        assert memory[place + size :] == b"\xee" * (len(memory) - place - size)
+        before, after = b"\xee" * place, b"\xee" * (len(memory) - place - size)
+        assert memory == before + content[offset : offset + size] + after
 
 
 @pytest.mark.parametrize("offset", [SIZE - SMALLEST + 1, SIZE - 5, SIZE + 10_000, BLOCK * 140])
@@ -72,8 +70,7 @@ def test_read_direct__short_reads_are_read_on(file, descriptor, monkeypatch):
 @pytest.mark.parametrize("page_cache", PageCache)
 @pytest.mark.parametrize("size", [1_000, 200_000])
 def test_reader__every_way_of_reading_gives_the_bytes(file, page_cache, size):
-    reader = FileReader(page_cache=page_cache)
-    target = bytearray(size)
+    reader, target = FileReader(page_cache=page_cache), bytearray(size)
     reader.read(file, 12_345, memoryview(target), what="it")
     assert target == file.read_bytes()[12_345 : 12_345 + size]
     with pytest.raises(TransferError, match=rf"bytes: ends at byte {SIZE}, where it needs"):
@@ -95,8 +92,7 @@ def test_reader__uses_the_cache_and_logs_without_direct_reads(file, monkeypatch,
         monkeypatch.setattr(os, "open", no_direct)
     else:
         monkeypatch.setattr(files, "read_direct", invalid)
-    reader = FileReader()
-    target = bytearray(200_000)
+    reader, target = FileReader(), bytearray(200_000)
     with caplog.at_level(logging.INFO):
         reader.read(file, 5, memoryview(target), what="it")
         reader.read(file, 6, memoryview(target), what="it")
@@ -111,15 +107,8 @@ def test_reader__uses_the_cache_and_logs_without_direct_reads(file, monkeypatch,
 @pytest.mark.parametrize("page_cache", PageCache)
 def test_reader__uses_the_page_cache_as_configured(tmp_path, page_cache):
     # Eight reads of 1 MiB, not aligned, of a file that is on the disk and not in memory.
-    path = tmp_path / "large"
-    path.write_bytes(bytes(16 << 20))
-    with path.open("rb") as opened:
-        os.fsync(opened.fileno())
-        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if cached_bytes([path]):
-        pytest.skip("this file system lives in memory")
-    reader = FileReader(page_cache=page_cache)
-    target = memoryview(bytearray(1 << 20))
+    path = uncached_zeros(tmp_path / "large", 16 << 20)
+    reader, target = FileReader(page_cache=page_cache), memoryview(bytearray(1 << 20))
     for i in range(8):
         reader.read(path, i * (2 << 20) + 100, target, what="it")
     kept = cached_bytes([path])

@@ -1,7 +1,6 @@
 """Models in the Hub's cache, also in states in which its client does not find them."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
@@ -16,7 +15,7 @@ COMMITS = ["1f3a" + "0" * 36, "27bc" + "1" * 36]
 
 
 @pytest.fixture
-def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cached(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """Return the cached repository of org/model with two snapshots; main is the first."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "models--org--model"
@@ -27,30 +26,30 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return repository
 
 
-def find(revision: str | None = None) -> Path:
+def find(revision: str | None = None):
     return find_snapshot(ModelConfig(name="model", id="org/model", revision=revision))
 
 
 @pytest.mark.parametrize("text", ["{}\n", "{}\r\n", " {}"])
-def test_find_snapshot__reads_a_ref_that_an_editor_wrote(text: str, cached: Path) -> None:
+def test_find_snapshot__reads_a_ref_that_an_editor_wrote(text, cached):
     (cached / "refs/main").write_text(text.format(COMMITS[1]))
     assert find().name == find("main").name == COMMITS[1]
 
 
-def test_find_snapshot__works_offline(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_snapshot__works_offline(cached, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     (cached / "refs/main").write_text(f"{COMMITS[1]}\n")
     model = ModelConfig(name="model", id="org/model", local_only=False)
     assert find_snapshot(model).name == COMMITS[1]
 
 
-def test_find_snapshot__knows_a_commit_by_its_beginning(cached: Path) -> None:
+def test_find_snapshot__knows_a_commit_by_its_beginning(cached):
     assert find(COMMITS[1][:7]).name == find(COMMITS[1]).name == COMMITS[1]
     model = ModelConfig(name="model", id="org/model", revision=COMMITS[1][:7])
     assert identity(find(COMMITS[1][:7]), model)["revision"] == COMMITS[1]
 
 
-def test_find_snapshot__without_refs_takes_the_only_one(cached: Path) -> None:
+def test_find_snapshot__without_refs_takes_the_only_one(cached):
     (cached / "refs/main").unlink()
     with pytest.raises(CheckpointError) as caught:
         find()
@@ -61,14 +60,14 @@ def test_find_snapshot__without_refs_takes_the_only_one(cached: Path) -> None:
         find("v1")
 
 
-def test_find_snapshot__names_what_is_there_in_place_of_a_lost_snapshot(cached: Path) -> None:
+def test_find_snapshot__names_what_is_there_in_place_of_a_lost_snapshot(cached):
     (cached / "refs/main").write_text("f" * 40)
     with pytest.raises(CheckpointError, match="Choose one with model.revision=COMMIT"):
         find()
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_resolve__names_the_link_whose_blob_is_gone(name: str, cached: Path) -> None:
+def test_resolve__names_the_link_whose_blob_is_gone(name, cached):
     file = cached / "snapshots" / COMMITS[0] / name
     file.unlink(missing_ok=True)
     file.symlink_to("../../blobs/lost")

@@ -18,8 +18,8 @@ from runtime.store.integer_scheme import IntegerScheme, find_scheme
 from runtime.store.packed.coding import RAW
 from tests.builders import integers
 from tests.builders.memory import measure_allocated
-from tests.builders.models import read_weights
-from tests.builders.packed import pack_model, read_expert
+from tests.builders.models import read_weights, set_fields
+from tests.builders.packed import assert_same, open_both, pack_model, read_expert
 from tests.builders.quantised import rewrite
 from tests.builders.served import serve_logits, serving
 
@@ -56,11 +56,8 @@ def decompress_with_library(packed: Path, config: dict) -> dict[str, Tensor]:
     for key, tensor in read_weights(packed).items():
         module, _, part = key.rpartition(".")
         modules[module][part] = tensor
-    return {
-        f"{module}.weight": compressor.decompress(parts, scheme)["weight"]
-        for module, parts in modules.items()
-        if "weight_packed" in parts
-    }
+    whole = {name: parts for name, parts in modules.items() if "weight_packed" in parts}
+    return {f"{n}.weight": compressor.decompress(it, scheme)["weight"] for n, it in whole.items()}
 
 
 @pytest.fixture(scope="module", params=integers.FORMATS)
@@ -89,9 +86,7 @@ def test_load__weights_are_those_of_the_library(checkpoint):
     store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
     for expert in (0, 5):
         prefix = f"model.layers.1.mlp.experts.{expert}"
-        gate, up, down = (
-            expected[f"{prefix}.{part}_proj.weight"] for part in ("gate", "up", "down")
-        )
+        gate, up, down = (expected[f"{prefix}.{it}_proj.weight"] for it in ("gate", "up", "down"))
         wanted = {"gate_up_proj": torch.cat([gate, up]), "down_proj": down}
         exact, found = read_expert(decoding, 1, expert), read_expert(store, 1, expert)
         for name, weight in wanted.items():
@@ -103,16 +98,14 @@ def test_load__weights_are_those_of_the_library(checkpoint):
 
 def test_load__integers_stay_integers_in_memory(checkpoint, request):
     """Kernels multiply what they can take; the rest is decoded, and has few bytes too."""
-    stripped = load_stripped(checkpoint[0], "auto")
-    store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
+    store, decoding = open_both(checkpoint[0])
     *_, kind = integers.FORMATS[request.node.callspec.params["checkpoint"]]
     layout, parts = store.layouts[0], store.layouts[0].parts
     if kind is None:
         assert {part.coding for part in parts} == {RAW}
         return
     assert {part.coding.kind for part in parts} == {kind}
-    assert name_format(layout) == kind
-    assert layout.views_are_weights == (find_products() is not None)
+    assert (name_format(layout), layout.views_are_weights) == (kind, find_products() is not None)
     rooms = [sum(p.num_bytes for p in parts), decoding.layouts[0].num_bytes]
     assert rooms[0] < (0.6 if kind == "Q8_0" else 0.35) * rooms[1]
 
@@ -127,8 +120,7 @@ def test_model__is_the_librarys_up_to_roundings_at_every_budget(checkpoint):
     folder, expected = checkpoint
     plain_folder = integers.save_wide(folder.parent / "plain")
     rewrite(plain_folder, lambda name, t: {name: expected.get(name, t).to(t.dtype)})
-    plain = load_plain(plain_folder, dtype=torch.bfloat16)
-    wanted, answers = logits_of(plain), []
+    wanted, answers = logits_of(load_plain(plain_folder, dtype=torch.bfloat16)), []
     for budget in ("40%", "100%"):
         with serving(folder, budget=budget, dtype="bfloat16") as model:
             answers.append(logits_of(model))
@@ -137,8 +129,7 @@ def test_model__is_the_librarys_up_to_roundings_at_every_budget(checkpoint):
     # Eight bits of mantissa in scales and activations; random logits have a deviation near 1. The
     # median: roundings differ between CPUs, and where they decide a near tie of two experts, the
     # logits of that token and of some after it are quite different ones.
-    difference = (answers[0].float() - wanted.float()).abs()
-    assert difference.median() <= 0.02 * wanted.float().std()
+    assert (answers[0].float() - wanted.float()).abs().median() <= 0.02 * wanted.float().std()
 
 
 def change_tensor(folder: Path, name: str, change) -> None:
@@ -209,8 +200,7 @@ def test_load_plain__says_that_transformers_cannot(tmp_path):
 @pytest.mark.parametrize("name", ["gptq", "awq", "gptq int8"])
 def test_scratch__is_what_the_allocator_says(tmp_path, name):
     """Repacking takes memory out of the budget, of two threads at once."""
-    folder = integers.save_integers(tmp_path / "model", name)
-    store = load_stripped(folder, "auto").open_store()
+    store = load_stripped(integers.save_integers(tmp_path / "model", name), "auto").open_store()
     read_expert(store, 0, 0)
     slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
     chunks = range(len(store.layouts[0].chunks))
@@ -234,25 +224,21 @@ def leave_plain(folder: Path, expert: int, part: str = "") -> Path:
 @pytest.mark.parametrize(("name", "expert"), [("gptq", 0), ("gptq int8", 5), ("awq", 5)])
 def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path, name, expert):
     folder = leave_plain(integers.save_integers(tmp_path / "model", name), expert)
-    stripped = load_stripped(folder, "auto")
-    store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
+    store, decoding = open_both(folder)
     kind = integers.FORMATS[name][2]
     formats = [kind, "bfloat16", kind]
     assert [name_format(layout) for layout in store.layouts] == formats
     for number in range(8):
-        for key, weight in read_expert(decoding, 1, number).items():
-            assert torch.equal(read_expert(store, 1, number)[key], weight)
-    packed = pack_model(folder, tmp_path / "store")
-    answers = []
+        assert_same(read_expert(store, 1, number), read_expert(decoding, 1, number))
+    packed, answers = pack_model(folder, tmp_path / "store"), []
+    bytes_of_all = 8 * sum(layout.num_bytes for layout in store.layouts)
     for options in ({}, {"budget": "100%"}, {"store": packed}, {"host_budget": "70%"}):
         with serving(folder, **{"budget": "40%", **options}) as model:
             answers.append(logits_of(model, MANY))
             served = model.moecast.engine.store.layouts  # packed, they keep the integers
             assert [name_format(layout) for layout in served] == formats
             if "budget" in options:  # only the one layer's experts take more
-                assert model.moecast.engine.arenas[0].num_bytes == 8 * sum(
-                    layout.num_bytes for layout in store.layouts
-                )
+                assert model.moecast.engine.arenas[0].num_bytes == bytes_of_all
                 assert model.moecast.stats()["evictions"] == 0
     assert all(torch.equal(answers[0], answer) for answer in answers[1:])
 
@@ -260,14 +246,12 @@ def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path
 @pytest.mark.parametrize("part", ["gate_proj.", "up_proj.", "down_proj."])
 def test_model__one_matrix_that_is_plain_is_served_among_integers(tmp_path, part):
     folder = leave_plain(integers.quantise_gptq(integers.save_wide(tmp_path / "model")), 5, part)
-    stripped = load_stripped(folder, "auto")
-    store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
+    store, decoding = open_both(folder)
     for number in (0, 5):
         found, exact = read_expert(store, 1, number), read_expert(decoding, 1, number)
         for name, weight in exact.items():
             assert_near(found[name].float(), weight.float())
-    answers = [serve_logits(folder, MANY, budget=budget) for budget in ("40%", "100%")]
-    assert torch.equal(*answers)
+    assert torch.equal(*[serve_logits(folder, MANY, budget=budget) for budget in ("40%", "100%")])
 
 
 DYNAMIC = [
@@ -281,15 +265,10 @@ DYNAMIC = [
 
 @pytest.mark.parametrize(("dynamic", "is_served"), DYNAMIC)
 def test_load__options_of_modules_that_change_nothing_are_served(tmp_path, dynamic, is_served):
-    folder = leave_plain(
-        integers.quantise_gptq(integers.save_wide(tmp_path / "m"), dynamic=dynamic), 5
-    )
-    refused = pytest.raises(CheckpointError, match="GPTQ and dynamic")
-    with nullcontext() if is_served else refused:
+    folder = integers.quantise_gptq(integers.save_wide(tmp_path / "m"), dynamic=dynamic)
+    leave_plain(folder, 5)
+    with nullcontext() if is_served else pytest.raises(CheckpointError, match="GPTQ and dynamic"):
         assert load_stripped(folder, "auto").holds_integers
-
-
-WHOLE_ROWS = {"group": 64, "group_size": -1, "desc_act": True}
 
 
 @pytest.mark.parametrize("order", ["static", "weight", "rows"])
@@ -297,7 +276,7 @@ def test_load__orders_that_leave_groups_consecutive_are_served(tmp_path, order):
     """The weights are those without the option, and an order in the file is refused."""
     folder = tmp_path / "m"
     if order == "rows":
-        integers.quantise_gptq(integers.save_wide(folder), **WHOLE_ROWS)
+        integers.quantise_gptq(integers.save_wide(folder), group=64, group_size=-1, desc_act=True)
     else:
         pytest.importorskip("compressed_tensors")
         integers.quantise_compressed_tensors(integers.save_wide(folder))
@@ -333,16 +312,11 @@ EXTRA = {"model.layers.0.mlp.gate": {"bits": 16}, "model.layers.1.*": {"group_si
 def test_load__auto_round_is_read_in_the_layout_that_it_packs_in(tmp_path, packing):
     folder = PACKINGS[packing](integers.save_wide(tmp_path / "m"))
     expected = read_expert(load_stripped(folder, "auto").open_store(), 1, 5)
-    config = json.loads((folder / "config.json").read_text())
     is_symmetric = packing in ("auto_round", "auto_round:auto_gptq")
     options = {"bits": 4, "group_size": 32, "sym": is_symmetric, "data_type": "int"}
-    config["quantization_config"] = {
-        "quant_method": "auto-round", "packing_format": packing, "extra_config": EXTRA, **options,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    found = read_expert(load_stripped(folder, "auto").open_store(), 1, 5)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in found)
+    options |= {"quant_method": "auto-round", "packing_format": packing, "extra_config": EXTRA}
+    set_fields(folder, quantization_config=options)
+    assert_same(read_expert(load_stripped(folder, "auto").open_store(), 1, 5), expected)
 
 
 AUTO_ROUND_VARIANTS = [

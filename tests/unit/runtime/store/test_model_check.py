@@ -32,8 +32,7 @@ def write_model(folder: Path, config: dict[str, Any], *, tensor: str = "lm_head.
     """Write a folder with a configuration and a safetensors file of one empty tensor."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    header = json.dumps({tensor: entry}).encode()
+    header = json.dumps({tensor: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     return folder
 
@@ -50,13 +49,11 @@ def refusal(model_id: Path | str, **options: Any) -> str:
 
 
 def test_resolve__a_folder_that_is_not_there_names_what_is(tmp_path: Path) -> None:
-    write_model(tmp_path / "inflated", MOE)
+    folder = write_model(tmp_path / "inflated", MOE)
     missing = f"no such folder or file, and a model of the Hub is ORG/NAME. {tmp_path} has inflated"
     assert missing in refusal(tmp_path / "infalted")
     assert "no such folder or file" in refusal("./infalted.gguf")
-    assert f"give the model's folder, {tmp_path / 'inflated'}" in refusal(
-        tmp_path / "inflated/config.json"
-    )
+    assert f"give the model's folder, {folder}" in refusal(folder / "config.json")
 
 
 def test_resolve__may_be_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,17 +111,12 @@ def test_resolve__any_damage_of_a_file_names_it(name: str, texts: list[str], moe
         assert f"{name} is damaged" in refusal(moe)
 
 
-OTHER_TYPES = [
-    {"num_hidden_layers": "many"},
-    {"hidden_size": []},
-    {"rope_parameters": [1]},
-    {"layer_types": 3},
-]
+OTHER_TYPES = {"num_hidden_layers": "many", "hidden_size": [], "rope_parameters": [1]}
 
 
-@pytest.mark.parametrize("values", OTHER_TYPES)
-def test_read_config__values_of_other_types_name_the_file(values, tmp_path):
-    folder = write_model(tmp_path / "m", MOE | values)
+@pytest.mark.parametrize(("field", "value"), [*OTHER_TYPES.items(), ("layer_types", 3)])
+def test_read_config__values_of_other_types_name_the_file(field, value, tmp_path):
+    folder = write_model(tmp_path / "m", MOE | {field: value})
     (folder / "tokenizer.json").write_text("{}")
     for read in (read_config, load_tokenizer):
         with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
@@ -270,8 +262,7 @@ assert not heavy, heavy
 def test_commands__refuse_a_model_before_heavy_imports(tmp_path: Path) -> None:
     dense = write_model(tmp_path / "dense", DENSE)
     models = [tmp_path / "missing", dense, write_model(tmp_path / "refused", REFUSED)]
-    environment = {"PYTHONPATH": str(ROOT)}
-    done = run_python("-c", REFUSE, *models, folder=tmp_path, environment=environment)
+    done = run_python("-c", REFUSE, *models, folder=tmp_path, environment={"PYTHONPATH": str(ROOT)})
     assert done.stderr.count("error: ") == 12
 
 

@@ -2,7 +2,6 @@
 
 import os
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from runtime.store.packed.store import open_store
 from runtime.transfer.arena import Arena
 from tests.builders.families.build import save_family
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.packed import altered, packed, read_expert, source_of
+from tests.builders.packed import altered, assert_same, packed, read_expert, source_of
 from tests.builders.quantised import quantise_fp8
 from tests.builders.served import serve
 
@@ -24,13 +23,8 @@ TOKENS = torch.arange(24).reshape(1, 24)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
+def model(tmp_path_factory):
     return tiny_qwen2_moe(tmp_path_factory.mktemp("model"))
-
-
-def assert_same(found: dict, expected: dict) -> None:
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 # Gate and up are 2 KiB each, no block: one chunk. With 64 hidden units they are a block each.
@@ -74,12 +68,10 @@ def test_packed_store__holds_what_the_conversion_gives(tmp_path, name):
             assert any(value.float().abs().sum() > 0 for value in found.values())
 
 
-def flipped(path: Path, bit: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(bit // 8)
-        (byte,) = file.read(1)
-        file.seek(bit // 8)
-        file.write(bytes([byte ^ 1 << bit % 8]))
+def flipped(path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
 
 
 @pytest.mark.faults
@@ -180,11 +172,8 @@ def test_open_store__a_manifest_that_cannot_be_is_refused(tmp_path, model, where
 
 
 CLAIMED = [
-    {"kind": "Q8_0"},
-    {"kind": "Q4_K"},
-    {"kind": "Q9_0"},
-    {"kind": "hqq", "group_size": 2, "meta_group_size": 8},
-    {"kind": "hqq", "group_size": 64, "meta_group_size": 8},
+    *({"kind": kind} for kind in ("Q8_0", "Q4_K", "Q9_0")),
+    *({"kind": "hqq", "group_size": size, "meta_group_size": 8} for size in (2, 64)),
     {"kind": "Q8_0", "group_size": 32},
 ]
 
@@ -207,10 +196,8 @@ def test_open_store__integers_that_are_claimed_over_weights_are_refused(tmp_path
 
 def test_open_store__integers_that_are_claimed_over_weights_of_a_block_are_refused(tmp_path):
     """Of experts below a block, records with 8 and with 16 bits are equally long."""
-    small = tiny_qwen2_moe(
-        tmp_path / "small", hidden_size=32, expert_width=32, dtype=torch.bfloat16
-    )
-    folder = packed(small, tmp_path / "store")
+    size = {"hidden_size": 32, "expert_width": 32, "dtype": torch.bfloat16}
+    folder = packed(tiny_qwen2_moe(tmp_path / "small", **size), tmp_path / "store")
     open_store(folder, None)
 
     def claim(contents: dict) -> None:
@@ -243,8 +230,7 @@ def test_open_store__links_and_missing_files_are_refused(tmp_path, model, name):
 def test_quantised_store__matches_transformers_with_its_weights(tmp_path, dtype):
     how = Coding(HQQ, 32, 8)
     model = tiny_qwen2_moe(tmp_path / "model", dtype=dtype, hidden_size=64)
-    folder = packed(model, tmp_path / "store", coding=how)
-    plain = plain_eager(model)
+    folder, plain = packed(model, tmp_path / "store", coding=how), plain_eager(model)
     original = plain(TOKENS).logits
     with torch.no_grad():
         for layer in plain.model.layers:

@@ -4,14 +4,8 @@ import pytest
 import torch
 
 from runtime.store.ggml.library import decode_rows, encode_rows
-from runtime.store.packed.coding import (
-    HQQ,
-    Coding,
-    decode,
-    encode,
-    quantise_half_quadratic,
-    search_zeros,
-)
+from runtime.store.packed import coding
+from runtime.store.packed.coding import HQQ, Coding, quantise_half_quadratic, search_zeros
 
 HOW = Coding(HQQ, 64, 128)
 
@@ -19,9 +13,9 @@ HOW = Coding(HQQ, 64, 128)
 def restore(weights: torch.Tensor) -> torch.Tensor:
     """Quantises the weights, lays them out and decodes them."""
     stored = torch.empty(HOW.num_bytes(len(weights), weights.dtype), dtype=torch.uint8)
-    encode(HOW, quantise_half_quadratic(HOW, weights), stored)
+    coding.encode(HOW, quantise_half_quadratic(HOW, weights), stored)
     found = torch.empty_like(weights)
-    decode(HOW, stored, found)
+    coding.decode(HOW, stored, found)
     return found
 
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,23 +15,23 @@ from runtime.store.model_source import find_revision, fingerprint, resolve
 from runtime.tools.doctor import check_files
 from runtime.tools.inflate import plan_inflation
 from runtime.tools.verify.reference import plain_bytes
-from tests.builders.models import changed, plain_eager, read_weights, tiny_qwen2_moe
+from tests.builders.models import changed, plain_eager, read_weights, set_fields, tiny_qwen2_moe
 from tests.builders.packed import pack_model
 from tests.builders.served import serve_logits
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
 
 
-def save(folder: Path, name: str, tensors: dict[str, torch.Tensor]) -> None:
+def save(folder, name: str, tensors: dict[str, torch.Tensor]) -> None:
     save_file(tensors, folder / name, metadata={"format": "pt"})
 
 
-def add_zeros(name: str, folder: Path) -> None:
+def add_zeros(name: str, folder) -> None:
     """Add a file that has every tensor, all zeros."""
     save(folder, name, {key: torch.zeros_like(it) for key, it in read_weights(folder).items()})
 
 
-def make_index_stale(folder: Path) -> None:
+def make_index_stale(folder) -> None:
     """Merge the shards into one file; the index and the zeros in its first shard stay."""
     save(folder, WEIGHTS, read_weights(folder))
     listed = json.loads((folder / WEIGHTS_INDEX).read_text())["weight_map"].values()
@@ -42,13 +41,11 @@ def make_index_stale(folder: Path) -> None:
         (folder / name).unlink()
 
 
-def name_in_configuration(folder: Path) -> None:
+def name_in_configuration(folder) -> None:
     """Let `config.json` name the index, next to a whole file of zeros of the usual name."""
     add_zeros(WEIGHTS, folder)
     (folder / WEIGHTS_INDEX).rename(folder / "own.safetensors.index.json")
-    config = json.loads((folder / "config.json").read_text())
-    config["transformers_weights"] = "own.safetensors.index.json"
-    (folder / "config.json").write_text(json.dumps(config))
+    set_fields(folder, transformers_weights="own.safetensors.index.json")
 
 
 STRAY = {
@@ -68,15 +65,13 @@ def test_stray_weights__are_in_no_answer_no_copy_and_no_count(tmp_path, stray):
     STRAY[stray](folder)
     dense = tmp_path / "dense"
     store = pack_model(folder, tmp_path / "store", dense_output=dense)
-    written = read_weights(dense)
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in written.items())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in read_weights(dense).items())
     plain = plain_eager(folder)
     for model in (folder, dense):
         found = serve_logits(model, TOKENS, store=store, budget="40%")
         assert torch.equal(found, plain(TOKENS).logits)
 
-    files = list_weight_files(folder)
-    facts = check_files(folder, digests=False)
+    files, facts = list_weight_files(folder), check_files(folder, digests=False)
     assert facts["tensors"] == len(weights)
     assert facts["bytes"] == sum(file.stat().st_size for file in files)
     bytes_of_weights = sum(tensor.nbytes for tensor in weights.values())
@@ -125,12 +120,11 @@ def test_resolve__downloads_the_model_s_own_weights_alone(tmp_path, monkeypatch,
     (tmp_path / "copy").rename(folder / "original")
     snapshot = tmp_path / "snapshots" / ("a" * 40)
 
-    def download(_model: str, *, revision, allow_patterns, ignore_patterns, **_: object) -> str:
+    def download(_model: str, *, revision, **options) -> str:
         assert revision in (None, snapshot.name)
         files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-        for name in filter_repo_objects(
-            files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
-        ):
+        patterns = {kind: options[kind] for kind in ("allow_patterns", "ignore_patterns")}
+        for name in filter_repo_objects(files, **patterns):
             (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / name, snapshot / name)
         return str(snapshot)

@@ -2,9 +2,9 @@
 
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,8 +22,14 @@ from runtime.transfer.ring import ARRIVED, DAMAGED, FAILED
 from runtime.transfer.thread_ring import ThreadRing, make_arrivals, rings
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed, source_of
+from tests.builders.page_cache import uncached_zeros
 from tests.builders.parts import WAIT_SECONDS
 from tests.unit.runtime.transfer.test_rings import ARRIVALS, COMPILED
+
+
+@pytest.fixture(params=ARRIVALS)
+def arrivals(request):
+    return request.param()
 
 
 def task(expert: tuple[int, int], slot: int, chunks: range, *, high: bool = True) -> TransferTask:
@@ -51,7 +57,7 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(params=["packed", "checkpoint", "converted"])
-def open_kind(request, tmp_path, model) -> Callable[..., ExpertStore]:
+def open_kind(request, tmp_path, model):
     if request.param == "packed":
         folder = packed(model, tmp_path / "store")
         return lambda: open_store(folder, None)
@@ -59,28 +65,21 @@ def open_kind(request, tmp_path, model) -> Callable[..., ExpertStore]:
     return lambda: source_of(model, dtype=dtype)[0]
 
 
-@pytest.mark.parametrize("kind", ARRIVALS)
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_store_ring__fills_slots_as_the_store_does(open_kind, kind, num_threads):
-    store, arrivals = open_kind(), kind()
+def test_store_ring__fills_slots_as_the_store_does(open_kind, arrivals, num_threads):
+    store = open_kind()
     arena = Arena(store.layouts, 12)
     ring = StoreRing(arrivals, store, arena, num_threads=num_threads)
     expected = [allocate_aligned(store.layouts[0].num_bytes).zero_() for _ in range(12)]
-    for slot in range(12):
+    for slot, (layer, expert) in enumerate(product(range(2), range(6))):
         arena.slot(slot).zero_()
-    tickets = 0
-    for layer in range(2):
-        for expert in range(6):
-            slot = 6 * layer + expert
-            chunks = range(expert % 2, len(store.layouts[layer].chunks) - (expert == 4))
-            store.read(layer, expert, chunks, expected[slot])
-            ring.submit(tickets, task((layer, expert), slot, chunks, high=expert > 3))
-            tickets += 1
-    assert settled(ring, arrivals, tickets) == dict.fromkeys(range(tickets), ARRIVED)
+        chunks = range(expert % 2, len(store.layouts[layer].chunks) - (expert == 4))
+        store.read(layer, expert, chunks, expected[slot])
+        ring.submit(slot, task((layer, expert), slot, chunks, high=expert > 3))
+    assert settled(ring, arrivals, 12) == dict.fromkeys(range(12), ARRIVED)
     for slot in range(12):
         assert torch.equal(arena.slot(slot), expected[slot])
-    assert ring.running() == []
-    assert ring.errors == {}
+    assert (ring.running(), ring.errors) == ([], {})
     assert ring.close(WAIT_SECONDS)
 
 
@@ -101,14 +100,11 @@ def files_of(store: ExpertStore) -> Path:
     return store.extents(0, 0)[0].file
 
 
-@pytest.mark.parametrize("kind", ARRIVALS)
 @pytest.mark.parametrize("open_kind", ["packed", "checkpoint"], indirect=True)
-def test_store_ring__fails_with_the_words_of_the_store(open_kind, kind, tmp_path, monkeypatch):
-    num_before = num_open_files()
-    store, arrivals = open_kind(), kind()
+def test_store_ring__fails_with_the_words_of_the_store(open_kind, arrivals):
+    num_before, store = num_open_files(), open_kind()
     ring = StoreRing(arrivals, store, Arena(store.layouts, 2), num_threads=2)
-    chunks = range(len(store.layouts[0].chunks))
-    file = files_of(store)
+    chunks, file = range(len(store.layouts[0].chunks)), files_of(store)
     content = file.read_bytes()
     try:
         ring.submit(0, task((0, 0), 0, chunks))
@@ -133,10 +129,9 @@ def test_store_ring__fails_with_the_words_of_the_store(open_kind, kind, tmp_path
     assert num_open_files() == num_before
 
 
-@pytest.mark.parametrize("kind", ARRIVALS)
 @pytest.mark.parametrize("open_kind", ["packed"], indirect=True)
-def test_store_ring__finds_damage_in_every_chunk(open_kind, kind):
-    store, arrivals = open_kind(), kind()
+def test_store_ring__finds_damage_in_every_chunk(open_kind, arrivals):
+    store = open_kind()
     ring = StoreRing(arrivals, store, Arena(store.layouts, 1), num_threads=1)
     ranges = store.layouts[0].chunk_ranges
     with files_of(store).open("r+b") as opened:
@@ -155,23 +150,12 @@ def test_store_ring__finds_damage_in_every_chunk(open_kind, kind):
     assert ring.close(WAIT_SECONDS)
 
 
-@dataclass(frozen=True)
-class OneRange:
-    """A layout of one expert's bytes as they are in a file."""
-
-    num_bytes: int
-    alignment: int = 64
-
-    @property
-    def chunk_ranges(self) -> list[list[tuple[int, int]]]:
-        return [[(0, self.num_bytes)]]
-
-
 class StoredFile(ExpertStore):
     """Experts that lie in one file, one after another; all is as the tests say it is."""
 
     def __init__(self, file: Path, *, num_bytes: int = 1_000, checksum: int | None = None):
-        self.layouts = [OneRange(num_bytes)]  # type: ignore[list-item]
+        one_range = {"num_bytes": num_bytes, "alignment": 64, "chunk_ranges": [[(0, num_bytes)]]}
+        self.layouts = [SimpleNamespace(**one_range)]  # type: ignore[list-item]
         self.experts_per_layer = [8]
         self.files = FileReader()
         self._file = file
@@ -179,20 +163,17 @@ class StoredFile(ExpertStore):
         self.num_reads = 0
 
     def extents(self, layer: int, expert: int) -> list[FileRange]:
-        num_bytes = self.layouts[0].num_bytes
-        return [FileRange(self._file, expert * num_bytes, self._checksum)]
+        return [FileRange(self._file, expert * self.layouts[0].num_bytes, self._checksum)]
 
     def read(self, layer, expert, chunks, slot) -> None:
         self.num_reads += 1
         num_bytes = self.layouts[0].num_bytes
-        target = as_memoryview(slot[:num_bytes])
-        self.files.read(self._file, expert * num_bytes, target, what="it")
+        self.files.read(self._file, expert * num_bytes, as_memoryview(slot[:num_bytes]), what="it")
 
 
-@pytest.mark.parametrize("kind", ARRIVALS)
-def test_store_ring__an_error_of_the_disk_is_tried_and_named_by_the_store(kind):
+def test_store_ring__an_error_of_the_disk_is_tried_and_named_by_the_store(arrivals):
     # The first page of a process is never there: each read of it is EIO.
-    store, arrivals = StoredFile(Path("/proc/self/mem")), kind()
+    store = StoredFile(Path("/proc/self/mem"))
     ring = StoreRing(arrivals, store, Arena(store.layouts, 1), num_threads=1)
     ring.submit(0, task((0, 0), 0, range(1)))
     assert settled(ring, arrivals, 1) == {0: FAILED}
@@ -232,12 +213,10 @@ def test_store_ring__what_is_given_up_is_not_read_again(altered):
     assert ring.close(WAIT_SECONDS)
 
 
-@pytest.mark.parametrize("kind", ARRIVALS)
-def test_store_ring__what_is_cancelled_keeps_no_file_open(tmp_path, kind):
-    num_before = num_open_files()
-    file = tmp_path / "experts"
+def test_store_ring__what_is_cancelled_keeps_no_file_open(tmp_path, arrivals):
+    num_before, file = num_open_files(), tmp_path / "experts"
     file.write_bytes(os.urandom(8_000_000))
-    store, arrivals = StoredFile(file, num_bytes=1_000_000), kind()
+    store = StoredFile(file, num_bytes=1_000_000)
     ring = StoreRing(arrivals, store, Arena(store.layouts, 2), num_threads=1)
     cancelled = 0
     for ticket in range(400):
@@ -255,13 +234,7 @@ def test_store_ring__what_is_cancelled_keeps_no_file_open(tmp_path, kind):
 
 @pytest.mark.parametrize("page_cache", PageCache)
 def test_store_ring__uses_the_page_cache_as_configured(tmp_path, page_cache):
-    file = tmp_path / "experts"
-    file.write_bytes(bytes(8_000_000))
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
-        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if cached_bytes([file]):
-        pytest.skip("this file system lives in memory")
+    file = uncached_zeros(tmp_path / "experts", 8_000_000)
     store, arrivals = StoredFile(file, num_bytes=1_000_000), make_arrivals()
     store.files = FileReader(page_cache=page_cache)
     ring = StoreRing(arrivals, store, Arena(store.layouts, 8), num_threads=1)
@@ -296,10 +269,9 @@ def numbered(number: int, *, high: bool = False) -> TransferTask:
     return task((0, number), number, range(1), high=high)
 
 
-@pytest.mark.parametrize("kind", ARRIVALS)
 class TestThreadRing:
-    def test_requests__come_first_and_cancelled_ones_never(self, kind):
-        gate, arrivals = Gate(), kind()
+    def test_requests__come_first_and_cancelled_ones_never(self, arrivals):
+        gate = Gate()
         ring = ThreadRing(arrivals, gate, name="test")
         for number, high in enumerate([False, False, True, False, True, True, False]):
             ring.submit(number, numbered(number, high=high))
@@ -313,8 +285,8 @@ class TestThreadRing:
         assert not ring.cancel(6)
         assert ring.close(WAIT_SECONDS)
 
-    def test_thread__that_hangs_is_replaced_and_its_transfer_reported(self, kind):
-        gate, arrivals = Gate(), kind()
+    def test_thread__that_hangs_is_replaced_and_its_transfer_reported(self, arrivals):
+        gate = Gate()
         ring = ThreadRing(arrivals, gate, name="test")
         ring.submit(0, numbered(0))
         assert gate.entered[0].wait(WAIT_SECONDS)
@@ -332,8 +304,8 @@ class TestThreadRing:
         assert ring.close(WAIT_SECONDS)
         assert ring.running() == []
 
-    def test_close__drops_what_has_not_begun(self, kind):
-        gate, arrivals = Gate(), kind()
+    def test_close__drops_what_has_not_begun(self, arrivals):
+        gate = Gate()
         ring = ThreadRing(arrivals, gate, 2, name="test")
         for number in range(5):
             ring.submit(number, numbered(number))
@@ -348,8 +320,7 @@ class TestThreadRing:
             ring.submit(9, numbered(9))
 
     @pytest.mark.parametrize("death", [ValueError("a bug"), SystemExit(3), MemoryError()])
-    def test_transfer__that_raises_fails_and_the_next_one_runs(self, kind, death, caplog):
-        arrivals = kind()
+    def test_transfer__that_raises_fails_and_the_next_one_runs(self, arrivals, death, caplog):
         failures = {1: TransferError("no bytes", fault=Fault.TRUNCATED), 2: death}
 
         def transfer(task: TransferTask) -> None:
@@ -359,8 +330,7 @@ class TestThreadRing:
         ring = ThreadRing(arrivals, transfer, name="disk")
         for number in range(4):
             ring.submit(number, numbered(number))
-        statuses = {0: ARRIVED, 1: FAILED, 2: FAILED, 3: ARRIVED}
-        assert settled(ring, arrivals, 4) == statuses
+        assert settled(ring, arrivals, 4) == {0: ARRIVED, 1: FAILED, 2: FAILED, 3: ARRIVED}
         assert ring.errors.keys() == {1, 2}
         assert ring.errors[1] is failures[1]
         assert ring.errors[2].fault == Fault.DIED
@@ -369,8 +339,8 @@ class TestThreadRing:
         assert "disk: the transfer thread has died; starting another" in caplog.messages
         assert ring.close(WAIT_SECONDS)
 
-    def test_submits__of_a_tight_loop_all_run_once(self, kind):
-        arrivals, seen = kind(), []
+    def test_submits__of_a_tight_loop_all_run_once(self, arrivals):
+        seen: list[int] = []
         ring = ThreadRing(arrivals, lambda task: seen.append(task.slot), 3, name="test")
         cancelled = set()
         for number in range(5_000):
@@ -382,13 +352,10 @@ class TestThreadRing:
         assert sorted(seen) == sorted(expected)
         assert ring.close(WAIT_SECONDS)
 
-    def test_processors__are_those_given(self, kind):
+    def test_processors__are_those_given(self, arrivals):
         cpu, found = min(os.sched_getaffinity(0)), []
-        arrivals = kind()
-        ring = ThreadRing(
-            arrivals, lambda _: found.append(os.sched_getaffinity(0)), name="test",
-            cpus=frozenset([cpu]),
-        )  # fmt: skip
+        options = {"name": "test", "cpus": frozenset([cpu])}
+        ring = ThreadRing(arrivals, lambda _: found.append(os.sched_getaffinity(0)), **options)
         ring.submit(0, numbered(0))
         assert settled(ring, arrivals, 1) == {0: ARRIVED}
         assert found == [{cpu}]

@@ -19,25 +19,21 @@ TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3)
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
 
 
-TIERS = [
-    (("15%", "15%"), torch.float32),
-    (("25%", "50%"), torch.bfloat16),
-    (("50%", "20%"), torch.float32),
-]
+F32, BF16 = torch.float32, torch.bfloat16
+TIERS = [("15%", "15%", F32), ("25%", "50%", BF16), ("50%", "20%", F32)]
 
 
-@pytest.mark.parametrize(("budgets", "dtype"), TIERS)
-def test_tiers__two_of_them_change_no_bit(tmp_path, budgets, dtype):
+@pytest.mark.parametrize(("budget", "host_budget", "dtype"), TIERS)
+def test_tiers__two_of_them_change_no_bit(tmp_path, budget, host_budget, dtype):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12, dtype=dtype)
     plain = plain_eager(folder)
-    with serving(folder, budget=budgets[0], host_budget=budgets[1]) as model, torch.no_grad():
+    with serving(folder, budget=budget, host_budget=host_budget) as model, torch.no_grad():
         for _ in range(3):
             assert torch.equal(model(TOKENS).logits, plain(TOKENS).logits)
         assert torch.equal(model.generate(TOKENS, **GREEDY), plain.generate(TOKENS, **GREEDY))
-        stats = model.moecast.stats()
-        disk = stats["lower_tiers"]["disk"]
+        disk = model.moecast.stats()["lower_tiers"]["disk"]
         assert disk["requests"] == disk["hits"] + disk["misses"] + disk["joins"] > 0
-        assert stats["bytes_moved"] > 0
+        assert model.moecast.stats()["bytes_moved"] > 0
         assert model.moecast.budget_bytes == sum(a.num_bytes for a in model.moecast.engine.arenas)
 
 
@@ -95,8 +91,7 @@ def test_watchdog__a_dead_disk_is_an_error_until_it_answers(folder, monkeypatch)
 
 
 def test_watchdog__after_an_idle_time_a_thread_reads_on_beside_those_that_hang(folder, monkeypatch):
-    expected = plain_eager(folder).generate(TOKENS, **GREEDY)
-    now = 0.0
+    expected, now = plain_eager(folder).generate(TOKENS, **GREEDY), 0.0
     clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
     monkeypatch.setattr(watched_loop, "time", clock)
 

@@ -1,7 +1,5 @@
 import struct
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -34,9 +32,7 @@ def entry(name: str, sizes: tuple[int, ...], *, kind: int = 0, offset: int = 0) 
 NAMED = pair("general.architecture", 8, text("qwen2moe"))
 
 
-def content(
-    *, version: int = 3, tensors: int = 0, values: int = 1, body: bytes = NAMED, data: int = 4096
-) -> bytes:
+def content(*, version=3, tensors=0, values=1, body=NAMED, data=4096) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", version, tensors, values) + body + bytes(data)
 
 
@@ -48,30 +44,24 @@ def tensors(*entries: bytes) -> bytes:
     return content(tensors=len(entries), body=NAMED + b"".join(entries))
 
 
+VALUES = NAMED + pair("a", 7, b"?") * (10**6 - 1)
+NAMES = NAMED + entry("a", (8,)) * 10**6
+UNALIGNED = NAMED + pair("general.alignment", 4, bytes(4))
 DAMAGED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "truncated: it ends at byte 0, inside its header"),
     "another magic": (b"GGML" + content()[4:], "is no GGUF file: it begins with b'GGML'"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 1) + NAMED, "is a big-endian GGUF file"),
     "version 1": (content(version=1), "has version 1 of GGUF; versions 2 and 3 are read"),
     "many values": (content(values=LARGE, data=0), f"it claims 0 tensors and {LARGE} values"),
-    "a million values": (
-        content(values=10**6, body=NAMED + pair("a", 7, b"?") * (10**6 - 1)),
-        "it claims 0 tensors and 1000000 values",
-    ),
-    "a million tensors": (
-        content(tensors=10**6, body=NAMED + entry("a", (8,)) * 10**6),
-        "it claims 1000000 tensors and 1 values",
-    ),
+    "10**6 values": (content(values=10**6, body=VALUES), "it claims 0 tensors and 1000000 values"),
+    "10**6 tensors": (content(tensors=10**6, body=NAMES), "it claims 1000000 tensors and 1 values"),
     "few values": (content(values=2, data=0), "inside its header"),
     "a long key": (content(body=struct.pack("<Q", LARGE)), "inside its header"),
     "many strings": (content(body=pair("a", 9, strings(LARGE)), data=800), "inside its header"),
     "an unknown value": (content(body=pair("a", 77, b"")), "a value of the unknown type 77"),
     "no UTF-8": (content(body=struct.pack("<Q", 2) + b"\xff\xfe"), "is no UTF-8"),
     "no architecture": (content(values=0, body=b""), "names no general.architecture"),
-    "no alignment": (
-        content(values=2, body=NAMED + pair("general.alignment", 4, bytes(4))),
-        "general.alignment is 0",
-    ),
+    "no alignment": (content(values=2, body=UNALIGNED), "general.alignment is 0"),
     "nine dimensions": (tensors(entry("a", (1,) * 9)), "a has 9 dimensions"),
     "half a block": (
         tensors(entry("a", (16, 2), kind=Kind.Q4_0)),
@@ -95,7 +85,7 @@ def test_read_header__says_what_is_wrong_without_believing_any_count(tmp_path, c
     assert str(file) in str(error.value)
 
 
-def test_read_header__has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_header__has_a_limit(tmp_path, monkeypatch):
     """The header of a large file may claim to fill all of it."""
     monkeypatch.setattr(header_module, "MAX_HEADER_BYTES", 1 << 10)
     file = tmp_path / "model.gguf"
@@ -104,9 +94,8 @@ def test_read_header__has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read_header(file)
 
 
-def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    most = header_module.MAX_HEADER_BYTES // 8
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path):
+    file, most = tmp_path / "model.gguf", header_module.MAX_HEADER_BYTES // 8
     file.write_bytes(content(body=pair("a", 9, strings(most)), data=8 * most))
     started = time.process_time()
     assert sum(1 for _ in range(most)) == most
@@ -117,10 +106,9 @@ def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_read_header__finds_what_the_gguf_package_finds(name: str) -> None:
+def test_read_header__finds_what_the_gguf_package_finds(name):
     header, reader = read_header(gguf_file(name)), gguf.GGUFReader(gguf_file(name))
-    found = {t.name: (t.shape, t.kind, t.offset, t.num_bytes) for t in header.tensors.values()}
-    assert found == {
+    assert {t.name: (t.shape, t.kind, t.offset, t.num_bytes) for t in header.tensors.values()} == {
         t.name: (tuple(t.shape.tolist()[::-1]), t.tensor_type.name, t.data_offset, t.n_bytes)
         for t in reader.tensors
     }
@@ -132,7 +120,7 @@ def test_read_header__finds_what_the_gguf_package_finds(name: str) -> None:
         assert key.startswith("GGUF.") or header.metadata[key] == value
 
 
-def write(path: Path, architecture: str, tensors: dict[str, Kind], *, parts: int = 1) -> Path:
+def write(path, architecture: str, tensors: dict[str, Kind], *, parts: int = 1):
     writer = gguf.GGUFWriter(path, architecture)
     if parts > 1:
         writer.add_uint16("split.count", parts)
@@ -147,7 +135,7 @@ def write(path: Path, architecture: str, tensors: dict[str, Kind], *, parts: int
 
 
 EXPERTS = {"blk.0.ffn_up_exps.weight": Kind.Q4_0}
-REFUSED: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
+REFUSED = {
     "no experts": (
         lambda path: write(path, "llama", {"blk.0.ffn_up.weight": Kind.Q4_0}),
         ["is not a Mixture-of-Experts model: its architecture 'llama'", "qwen3moe (Qwen3-MoE)"],
@@ -172,7 +160,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_check_gguf__names_what_is_served_and_what_converts(tmp_path: Path, case: str) -> None:
+def test_check_gguf__names_what_is_served_and_what_converts(tmp_path, case):
     make, messages = REFUSED[case]
     file = make(tmp_path / "model.gguf")
     with pytest.raises(CheckpointError) as error:
@@ -181,7 +169,7 @@ def test_check_gguf__names_what_is_served_and_what_converts(tmp_path: Path, case
         assert message in str(error.value)
 
 
-def test_check_gguf__imports_no_pytorch() -> None:
+def test_check_gguf__imports_no_pytorch():
     code = (
         "import sys; from pathlib import Path; from runtime.store.gguf.header import check_gguf; "
         f"check_gguf(Path({str(SMALL)!r})); print({{'torch', 'transformers'}} & set(sys.modules))"
