@@ -40,9 +40,8 @@ def serve(
     A layer's resident experts are used and pinned, then the others are admitted, then all unpinned;
     more than fits streams through.
     """
-    cache = ExpertCache(
-        num_slots=slots, num_layers=len(routing[0]), per_layer=per_layer, policy=policy
-    )
+    sizes = {"num_slots": slots, "num_layers": len(routing[0])}
+    cache = ExpertCache(**sizes, per_layer=per_layer, policy=policy)
     missed = []
     for layers in routing:
         missing: list[tuple[int, int]] = []

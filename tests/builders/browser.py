@@ -64,13 +64,10 @@ def idle_status(**fields: Any) -> dict[str, Any]:
 def document(url: str, folder: Path) -> tuple[str, str]:
     """The page as HTML once its scripts have run, and what the browser complained about."""
     done = _run(url, folder, ["--dump-dom"])
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return done.stdout, "\n".join(said)
+    return done.stdout, "\n".join([line for line in done.stderr.splitlines() if "CONSOLE" in line])
 
 
-def picture(
-    url: str, folder: Path, *, size: tuple[int, int] = (1200, 1300), dark: bool = False
-) -> Path:
+def picture(url: str, folder: Path, *, size=(1200, 1300), dark: bool = False) -> Path:
     """What a person sees, as a PNG."""
     path = folder / "page.png"
     options = ["--blink-settings=preferredColorScheme=0"] if dark else []
@@ -82,10 +79,8 @@ def _run(url: str, folder: Path, options: Sequence[str]) -> subprocess.Completed
     command = [
         *(needs_chromium(), *HEADLESS, "--disable-background-networking", "--no-first-run"),
         *("--disable-component-update", "--enable-logging=stderr"),
-        f"--user-data-dir={folder / 'profile'}",
-        f"--virtual-time-budget={1000 * SHOWN_SECONDS}",
-        *options,
-        url,
+        *(f"--user-data-dir={folder / 'profile'}", f"--virtual-time-budget={1000 * SHOWN_SECONDS}"),
+        *(*options, url),
     ]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
 
@@ -98,9 +93,8 @@ def open_browser(browser: str) -> Iterator[Any]:
     with tempfile.TemporaryDirectory() as profile:
         options = [*HEADLESS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
         redirect = f'exec "$0" "$@" {TO_BROWSER}<&{reads} {FROM_BROWSER}>&{writes}'
-        command = ["bash", "-c", redirect, browser, *options]
         files = {"pass_fds": (reads, writes), "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(command, **files)
+        process = subprocess.Popen(["bash", "-c", redirect, browser, *options], **files)
         os.close(reads)
         os.close(writes)
         with os.fdopen(to_browser, "wb", buffering=0) as sent, os.fdopen(from_browser, "rb") as got:

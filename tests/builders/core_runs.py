@@ -52,9 +52,8 @@ class RandomPredictor(Predictor):
 
     def _scores(self, num_rows: int) -> np.ndarray:
         # Few distinct values, so that there are ties.
-        return (self._random.integers(0, 9, (num_rows, self.spec.num_experts)) / 8).astype(
-            np.float32
-        )
+        values = self._random.integers(0, 9, (num_rows, self.spec.num_experts)) / 8
+        return values.astype(np.float32)
 
     def gate_input(self, layer, hidden_TD):
         ahead = self._random.integers(1, 3)
@@ -86,50 +85,36 @@ def run_replay(seed: int) -> dict[str, Any]:
     """Replays random steps on a random machine; returns every time and counter."""
     chance, rng = random.Random(seed), np.random.default_rng(seed)
     system = random_system(chance, seed)
+    layers = range(SPEC.num_layers)
+
+    def draw() -> np.ndarray:
+        return rng.permutation(SPEC.num_experts)[: SPEC.top_k]
+
     sizes = [5 if step % 20 == 0 else 1 for step in range(STEPS)]
-    steps = [
-        routed_step(
-            [
-                [rng.permutation(SPEC.num_experts)[: SPEC.top_k] for _ in range(size)]
-                for _ in range(SPEC.num_layers)
-            ]
-        )
-        for size in sizes
-    ]
+    steps = [routed_step([[draw() for _ in range(size)] for _ in layers]) for size in sizes]
     if system.eviction == "belady":
         known = chance.choice([None, 1, 3])
-        layers = range(SPEC.num_layers)
         future = [[np.unique(step.experts(layer)).tolist() for layer in layers] for step in steps]
-        options = {"known_steps": known, "future": future}
-        system = replace(system, eviction_options=options)
+        system = replace(system, eviction_options={"known_steps": known, "future": future})
     hardware = MeasuredHardware(
         name="random", chunk_bytes=CHUNKS, transfer_fixed=0.1, transfer_per_byte=0.02,
         layer_fixed=1.0, layer_per_token=0.1, expert_fixed=0.2, expert_per_token=0.05,
         predictor_seconds=chance.choice([0.1, 1.3]),
         overheads=Overheads(
-            num_readers=chance.choice([1, 2]),
-            transfer_speed_together=chance.choice([1.0, 0.6]),
+            num_readers=chance.choice([1, 2]), transfer_speed_together=chance.choice([1.0, 0.6]),
             transfer_speed_computing=chance.choice([1.0, 0.7]),
             compute_speed_transferring=chance.choice([1.0, 0.8]),
         ),
     )  # fmt: skip
     timeline = RecordedSpans()
     stats = replay(
-        steps,
-        RandomPredictor(seed, spec=SPEC),
-        spec=SPEC,
-        system=system,
-        hardware=hardware,
-        budget_slots=chance.randint(SPEC.top_k, 24),
+        steps, RandomPredictor(seed, spec=SPEC), spec=SPEC, system=system, hardware=hardware,
+        budget_slots=chance.randint(SPEC.top_k, 24), timeline=timeline,
         reuse_predictor=RandomPredictor(seed + 1, spec=SPEC, num_rows=1),
-        timeline=timeline,
     )  # fmt: skip
-    return {
-        "system": [system.eviction, system.priority, system.candidates],
-        "tpot_seconds": stats.tpot_seconds,
-        "stats": hash_values(stats.as_dict()),
-        "events": hash_values(timeline.spans),
-    }
+    parts = [system.eviction, system.priority, system.candidates]
+    hashes = {"stats": hash_values(stats.as_dict()), "events": hash_values(timeline.spans)}
+    return {"system": parts, "tpot_seconds": stats.tpot_seconds, **hashes}
 
 
 def run_operations(seed: int) -> list[str]:
@@ -194,18 +179,16 @@ def run_operations(seed: int) -> list[str]:
 
 def describe(core: DeviceCache) -> list[Any]:
     """Returns all that can be seen of a core."""
-    return [
-        [
-            [
-                [*expert, entry.slot, entry.ready_chunks, entry.pins, entry.in_flight]
-                for expert, entry in sorted(tier.cache.entries.items())
-            ],
+    found = []
+    for tier in core.tiers:
+        entries = sorted(tier.cache.entries.items())
+        found.append([
+            [[*e, one.slot, one.ready_chunks, one.pins, one.in_flight] for e, one in entries],
             [list(expert) for expert in tier.queue.low()],
             [list(expert) for expert in tier.queue.requested],
             [counters.as_dict() for counters in tier.counters],
-        ]
-        for tier in core.tiers
-    ]
+        ])  # fmt: skip
+    return found
 
 
 def hash_values(values: Any) -> str:

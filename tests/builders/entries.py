@@ -53,13 +53,11 @@ def tiny_entry(folder: Path, **changes: Any) -> EntryManifest:
     predictor |= {key: changes.pop(key) for key in predictor.keys() & changes.keys()}
     for method in ("options", "files"):
         predictor[method] = partial(dict, predictor[method])
+    metrics = {"held_out": {"accuracy": 0.9, "fetch_rate": 0.5, "good_pred": 0.45}}
     arguments: dict[str, Any] = {
-        "name": "tiny/stride",
-        "metrics": {"held_out": {"accuracy": 0.9, "fetch_rate": 0.5, "good_pred": 0.45}},
-        "trace_digest": "a" * 64,
-        "parity": {"tokens": 100, "same_top_k": 1.0},
-        "created": "2026-01-01T00:00:00+00:00",
-    }
+        "name": "tiny/stride", "metrics": metrics, "parity": {"tokens": 100, "same_top_k": 1.0},
+        "trace_digest": "a" * 64, "created": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip
     return write_entry(folder, SimpleNamespace(**predictor), **{**arguments, **changes})
 
 
@@ -92,14 +90,10 @@ def tiny_figure() -> CardFigure:
 
 def write_popularity(path: Path, spec, accuracies: list[float | None]) -> Path:
     """An entry whose card has these accuracies."""
-    random = np.random.default_rng(0)
-    predictor = PopularityPredictor(spec, random.random((spec.num_layers, spec.num_experts)))
-    write_entry(
-        path,
-        predictor,
-        name="tiny/popularity",
-        metrics={"layers": {"accuracy": accuracies, "accuracy_decode": accuracies}},
-    )
+    shares = np.random.default_rng(0).random((spec.num_layers, spec.num_experts))
+    metrics = {"layers": {"accuracy": accuracies, "accuracy_decode": accuracies}}
+    predictor = PopularityPredictor(spec, shares)
+    write_entry(path, predictor, name="tiny/popularity", metrics=metrics)
     return path
 
 

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,10 +24,8 @@ from tests.builders.processes import ROOT
 
 T = TypeVar("T")
 
-IMPORTED = [
-    *("runtime.serving.app", "runtime.engine.loading", "configs.program"),
-    "transformers.models.qwen2_moe.modeling_qwen2_moe",
-]
+IMPORTED = ["runtime.serving.app", "runtime.engine.loading", "configs.program"]
+IMPORTED += ["transformers.models.qwen2_moe.modeling_qwen2_moe"]
 
 
 def forks() -> ForkServerContext:
@@ -40,8 +37,7 @@ def forks() -> ForkServerContext:
 def call_in_forks(function: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
     """Calls a function with each of its arguments, at once and each in a fork, as `map` does."""
     calls = list(zip(*arguments, strict=True))
-    variables = (dict(os.environ),)
-    with ProcessPoolExecutor(len(calls), forks(), _set_variables, variables) as pool:
+    with ProcessPoolExecutor(len(calls), forks(), _set_variables, (dict(os.environ),)) as pool:
         return [one.result() for one in [pool.submit(function, *call) for call in calls]]
 
 
@@ -53,14 +49,7 @@ def _set_variables(variables: Mapping[str, str]) -> None:
 class ForkedProcess:
     """A fork, used as `subprocess.Popen` is; its end is that of `multiprocessing`."""
 
-    def __init__(
-        self,
-        command: Sequence[str | Path],
-        log: Path,
-        *,
-        environment: Mapping[str, str] | None = None,
-        stdout: int | None = None,
-    ):
+    def __init__(self, command: Sequence, log: Path, *, environment: Any = None, stdout=None):
         """As `benchmarks.process.start_process` for `[python, "-m", module, *arguments]`."""
         self.stdout, writer = None, None
         if stdout == subprocess.PIPE:
@@ -98,13 +87,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _run_module(
-    arguments: list[str],
-    environment: dict[str, str],
-    open_files: tuple[int, int],
-    log: Path,
-    stdout: Connection | None,
-) -> None:
+def _run_module(arguments: list[str], environment: dict, open_files: tuple, log: Path, stdout: Any):
     with log.open("wb") as file:
         os.dup2(file.fileno(), 2)
         os.dup2((stdout or file).fileno(), 1)
@@ -119,12 +102,8 @@ def _run_module(
 
 
 @contextmanager
-def run_server(
-    options: Mapping[str, Any] | None = None, **more: Any
-) -> Iterator[server.ServerProcess]:
+def run_server(options: Mapping | None = None, **more: Any) -> Iterator[server.ServerProcess]:
     """`benchmarks.serving.server.run_server`, whose process is a fork."""
-    with (
-        patch.object(server, "start_process", ForkedProcess),
-        server.run_server(options, **more) as started,
-    ):
+    forking = patch.object(server, "start_process", ForkedProcess)
+    with forking, server.run_server(options, **more) as started:
         yield started

@@ -39,8 +39,7 @@ def schema_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
         for mode in GenerationMode:
             wanted = max(1, number * share // (2 * sum(shares)))
             for case in draw_cases(operation.as_strategy(generation_mode=mode), wanted, seed):
-                arguments = request_arguments(case, url, model, rng)
-                yield FuzzCase(case.method, case.path, arguments)
+                yield FuzzCase(case.method, case.path, request_arguments(case, url, model, rng))
 
 
 def draw_cases(strategy: Any, number: int, seed: int) -> list[schemathesis.Case]:
@@ -61,9 +60,7 @@ def draw_cases(strategy: Any, number: int, seed: int) -> list[schemathesis.Case]
     return cases
 
 
-def request_arguments(
-    case: schemathesis.Case, url: str, model: str, rng: random.Random
-) -> dict[str, Any]:
+def request_arguments(case: schemathesis.Case, url: str, model: str, rng: random.Random) -> dict:
     """Returns the arguments of a request.
 
     Most cases get the name of the served model: the others fail at that.

@@ -88,9 +88,6 @@ class Handler(QuietHandler):
         self.rfile.readline()
         return data
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def do_GET(self) -> None:
         parts = [unquote(one) for one in urlsplit(self.path).path.strip("/").split("/")]
         if parts[0] == "api":
@@ -100,17 +97,17 @@ class Handler(QuietHandler):
         else:
             self.missing("RepoNotFound")
 
+    do_HEAD = do_GET
+
     def about(self, repo: str, rest: list[str]) -> None:
         if repo not in self.hub.commits:
             self.missing("RepoNotFound")
             return
         oid, files = self.hub.head(repo)
         if rest[:1] == ["tree"]:
-            found = [
-                {"type": "file", "path": path, "size": len(data), "oid": "0" * 40}
-                for path, data in files.items()
-            ]
-            self.answer_json(found)
+            known = {"type": "file", "oid": "0" * 40}
+            sizes = {path: len(data) for path, data in files.items()}
+            self.answer_json([{**known, "path": path, "size": sizes[path]} for path in sizes])
         else:
             self.answer_json({"id": repo, "sha": oid, "siblings": []})
 
@@ -137,11 +134,9 @@ class Handler(QuietHandler):
         elif path == "/api/validate-yaml":
             self.answer_json({"errors": [], "warnings": []})
         elif "/preupload/" in path:
-            files = [
-                {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for one in json.loads(data)["files"]
-            ]
-            self.answer_json({"files": files})
+            known = {"uploadMode": "regular", "shouldIgnore": False}
+            files = json.loads(data)["files"]
+            self.answer_json({"files": [{"path": one["path"], **known} for one in files]})
         elif "/commit/" in path:
             oid = self.hub.commit(repo, [json.loads(line) for line in data.splitlines()])
             if oid is None:

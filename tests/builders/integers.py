@@ -23,12 +23,7 @@ def save_wide(folder: Path) -> Path:
 
 
 def round_weight(
-    weight: Tensor,
-    *,
-    bits: int = 4,
-    group: int = 32,
-    symmetric: bool,
-    scale_dtype: torch.dtype = torch.float16,
+    weight: Tensor, *, bits: int = 4, group: int = 32, symmetric: bool, scale_dtype=torch.float16
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`(q, scales, zeros)`, `(N, K)` from 0 and `(N, G)`, by the smallest and largest weight."""
     groups = weight.float().unflatten(1, (-1, group))
@@ -60,9 +55,7 @@ def is_linear(name: str, tensor: Tensor) -> bool:
     return tensor.dim() == 2 and name.endswith("_proj.weight")
 
 
-def quantise_integers(
-    folder: Path, pack: Callable[[Tensor], dict[str, Tensor]], quantization: dict[str, Any]
-) -> Path:
+def quantise_integers(folder: Path, pack: Callable, quantization: dict[str, Any]) -> Path:
     """Replaces `X.weight` of every linear layer by what `pack` makes of it, as `X.NAME`."""
 
     def change(name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -75,24 +68,16 @@ def quantise_integers(
 
 
 def quantise_gptq(
-    folder: Path,
-    *,
-    bits: int = 4,
-    group: int = 32,
-    symmetric: bool = True,
-    version: str = "gptq",
-    **changes: Any,
+    folder: Path, *, bits: int = 4, group: int = 32, symmetric=True, version="gptq", **changes: Any
 ) -> Path:
     """`qweight` `(K * bits / 32, N)`, `qzeros`, `scales` `(G, N)` float16, `g_idx` `(K,)`."""
 
     def pack(weight: Tensor) -> dict[str, Tensor]:
         q, scales, zeros = round_weight(weight, bits=bits, group=group, symmetric=symmetric)
-        return {
-            "qweight": pack_along_rows(q, bits).t(),
-            "qzeros": pack_along_rows(zeros.t() - int(version == "gptq"), bits),
-            "scales": scales.t(),
-            "g_idx": (torch.arange(weight.shape[1]) // group).to(torch.int32),
-        }
+        packed_zeros = pack_along_rows(zeros.t() - int(version == "gptq"), bits)
+        groups = (torch.arange(weight.shape[1]) // group).to(torch.int32)
+        tensors = {"qweight": pack_along_rows(q, bits).t(), "qzeros": packed_zeros}
+        return tensors | {"scales": scales.t(), "g_idx": groups}
 
     config = {
         "quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric,
@@ -106,11 +91,8 @@ def quantise_awq(folder: Path) -> Path:
 
     def pack(weight: Tensor) -> dict[str, Tensor]:
         q, scales, zeros = round_weight(weight, symmetric=False)
-        return {
-            "qweight": pack_along_rows(q.t(), 4, AWQ_COLUMNS),
-            "qzeros": pack_along_rows(zeros.t(), 4, AWQ_COLUMNS),
-            "scales": scales.t(),
-        }
+        weights, zeros = (pack_along_rows(one.t(), 4, AWQ_COLUMNS) for one in (q, zeros))
+        return {"qweight": weights, "qzeros": zeros, "scales": scales.t()}
 
     config = {"bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
     return quantise_integers(folder, pack, {"quant_method": "awq", **config})
@@ -123,18 +105,14 @@ def quantise_compressed_tensors(
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
-    strategy = "group" if group else "channel"
-    weights = QuantizationArgs(
-        num_bits=bits, symmetric=symmetric, strategy=strategy, group_size=group
-    )
+    sizes = {"num_bits": bits, "symmetric": symmetric, "group_size": group}
+    weights = QuantizationArgs(strategy="group" if group else "channel", **sizes)
     scheme = QuantizationScheme(targets=["Linear"], weights=weights, format="pack-quantized")
     compressor = BaseCompressor.get_value_from_registry("pack-quantized")
 
     def pack(weight: Tensor) -> dict[str, Tensor]:
-        size, dtype = group or weight.shape[1], weight.dtype
-        _, scales, zeros = round_weight(
-            weight, bits=bits, group=size, symmetric=symmetric, scale_dtype=dtype
-        )
+        options = {"bits": bits, "symmetric": symmetric, "scale_dtype": weight.dtype}
+        _, scales, zeros = round_weight(weight, group=group or weight.shape[1], **options)
         zero_point = (zeros - 2 ** (bits - 1)).to(torch.int8)
         tensors = {"weight": weight, "weight_scale": scales, "weight_zero_point": zero_point}
         return compressor.compress(tensors, scheme)

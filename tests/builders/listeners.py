@@ -34,9 +34,7 @@ class ProbeLog:
     def gate_input(self, layer: int, hidden_TD: Any) -> None:
         self._keep("gate_input", layer, hidden_TD)
 
-    def routed(
-        self, layer: int, experts_TK: Any, logits_TE: Any = None, weights_TK: Any = None
-    ) -> None:
+    def routed(self, layer: int, experts_TK: Any, logits_TE: Any = None, weights_TK=None) -> None:
         self._keep("routed", layer, experts_TK, logits_TE, weights_TK)
 
     def end_step(self) -> None:

@@ -1,7 +1,7 @@
 """An HTTP server on the loopback, for tests."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,9 +16,7 @@ class QuietHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve_loopback(
-    handler: Callable[..., BaseHTTPRequestHandler], **attributes: Any
-) -> Iterator[str]:
+def serve_loopback(handler: type[BaseHTTPRequestHandler], **attributes: Any) -> Iterator[str]:
     """Serves on a free port; yields the address.
 
     Args:

@@ -67,9 +67,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def plain_eager(folder: Path, *, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
     """The reference for exactness: Transformers' own eager experts, weights copied."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, experts_implementation="eager"
-    )
+    options = {"dtype": dtype, "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(folder, **options)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return model.eval()

@@ -50,8 +50,7 @@ SELECTOR = re.compile(r"(?<!\w)([a-zA-Z_:][\w:]*)\b(?!\s*\()(?:\{([^}]*)\})?")
 
 def read_selectors(expression: str) -> Iterator[tuple[str, list[str]]]:
     """Yields each metric of an expression with the names of the labels that it is selected by."""
-    plain = re.sub(r"\[[^\]]*\]", "", GROUPING.sub("", expression))
-    for name, selector in SELECTOR.findall(plain):
+    for name, selector in SELECTOR.findall(re.sub(r"\[[^\]]*\]", "", GROUPING.sub("", expression))):
         yield name, re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector)
 
 

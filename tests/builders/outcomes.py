@@ -24,9 +24,7 @@ def made_run(**fields: Any) -> ServedRun:
     return ServedRun(**values | fields)
 
 
-def outcome(
-    name: str, *, budget: str = "50%", batch: int = 1, number: int = 1, **fields: Any
-) -> CaseOutcome:
+def outcome(name: str, *, budget="50%", batch=1, number=1, **fields: Any) -> CaseOutcome:
     """A case with `number` equal runs."""
     case = Case(Variant(label=name, system=SystemConfig(name=name)), Condition(budget, batch))
     return CaseOutcome(case, [made_run(**fields) for _ in range(number)])

@@ -1,7 +1,5 @@
 """Model shapes and steps for tests of predictors, small enough to work out by hand."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from predictors.base import Forecast, Predictor, Signal
@@ -11,8 +9,7 @@ from tests.builders.entries import tiny_spec
 
 def small_spec(**sizes: int) -> ModelSpec:
     """Three layers of four experts, of which one is chosen."""
-    small = {"num_layers": 3, "num_experts": 4, "top_k": 1, "hidden_size": 2}
-    return tiny_spec(**small | sizes)
+    return tiny_spec(**{"num_layers": 3, "num_experts": 4, "top_k": 1, "hidden_size": 2} | sizes)
 
 
 class SignalLog(Predictor):
@@ -50,20 +47,14 @@ def token_step(*experts: int) -> np.ndarray:
 
 
 def serve(
-    predictor: Predictor,
-    chosen_LTK: np.ndarray,
-    requests: Sequence[int] | None = None,
-    *,
-    logits_LTE: np.ndarray | None = None,
-    entering_TD: np.ndarray | None = None,
+    predictor: Predictor, chosen_LTK, requests=None, *, logits_LTE=None, entering_TD=None
 ) -> dict[int, dict[int, Forecast]]:
     """One whole step; what was answered, by the layer just routed (-1: before any) and target.
 
     The id of a token is the number of its request. The states that enter layer 0 are those that
     enter each router, too.
     """
-    num_tokens = chosen_LTK.shape[1]
-    owners = np.array(requests if requests is not None else [0] * num_tokens)
+    owners = np.array(requests if requests is not None else [0] * chosen_LTK.shape[1])
     answers = [list(predictor.begin_step(owners, owners))]
     if entering_TD is not None:
         answers[0] += predictor.layer_input(0, entering_TD)
@@ -73,7 +64,4 @@ def serve(
         if entering_TD is not None:
             answers[-1] += predictor.gate_input(layer, entering_TD)
     predictor.end_step()
-    return {
-        place - 1: {forecast.layer: forecast for forecast in found}
-        for place, found in enumerate(answers)
-    }
+    return {at - 1: {one.layer: one for one in found} for at, found in enumerate(answers)}

@@ -11,11 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(
-    *command: object,
-    folder: Path = ROOT,
-    environment: Mapping[str, str] | None = None,
-    timeout: float = 400.0,
-    check: bool = True,
+    *command: object, folder=ROOT, environment: Mapping | None = None, timeout=400.0, check=True
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program to its end; what it says fails the test unless it succeeds.
 
@@ -37,6 +33,14 @@ def run_python(
     """Runs Python; `environment` is in addition to this process's own, `options` are of `run`."""
     merged = {**os.environ, **(environment or {})}
     return run(sys.executable, *arguments, environment=merged, **options)
+
+
+def install_packages(command: str) -> None:
+    """Runs a command of Debian's that installs packages, as root, once it knows the latest."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for one in ("apt-get update", command):
+        options = {"env": environment, "timeout": 240, "capture_output": True}
+        subprocess.run(one.split(), check=True, **options)
 
 
 def write_moecast(folder: Path) -> Path:

@@ -19,11 +19,7 @@ FP8_LARGEST = 448.0
 FP8_BLOCK = 16
 
 
-def rewrite(
-    folder: Path,
-    change: Callable[[str, Tensor], dict[str, Tensor]],
-    quantization: dict[str, Any] | None = None,
-) -> Path:
+def rewrite(folder: Path, change: Callable[[str, Tensor], dict], quantization: Any = None) -> Path:
     """Replaces each tensor by what `change` makes of it, in one file; returns the folder."""
     made: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -73,8 +69,7 @@ def quantise_mxfp4(folder: Path) -> Path:
 
     plain = [f"model.layers.*.{part}" for part in ("self_attn", "mlp.router")]
     plain += ["model.embed_tokens", "lm_head"]
-    config = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
-    return rewrite(folder, change, config)
+    return rewrite(folder, change, {"quant_method": "mxfp4", "modules_to_not_convert": plain})
 
 
 @saved_once

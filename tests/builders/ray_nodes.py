@@ -59,11 +59,9 @@ class RayNode:
             NoNamespaces: this machine cannot make them; `unshare` has printed why.
         """
         unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        self._machine = subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, *unshare, sys.executable, "-c", INIT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        command = ["ip", "netns", "exec", self.namespace, *unshare, sys.executable, "-c", INIT]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._machine = subprocess.Popen(command, **pipes)
         if self._machine.stdout.readline() != b"started\n":
             raise NoNamespaces("unshare --pid --mount-proc has failed")
 
@@ -124,12 +122,9 @@ class RayNode:
         run_ip("-n", self.namespace, "route", "replace", "default", "dev", "eth0")
 
     @property
-    def is_connected(self) -> bool:
-        return bool(run_ip("-n", self.namespace, "link", "show", "eth0", "up"))
-
-    @property
     def is_alive(self) -> bool:
-        return self.is_connected and any(read_name(one) == "raylet" for one in self.processes())
+        is_connected = bool(run_ip("-n", self.namespace, "link", "show", "eth0", "up"))
+        return is_connected and any(read_name(one) == "raylet" for one in self.processes())
 
 
 @dataclass(frozen=True)
@@ -174,8 +169,7 @@ class RayNodes:
         num_gpus = self.gpus if node is self.workers[-1] else 0
         # Ray wants to see as many as are declared.
         node.environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(num_gpus)))
-        options = f"--num-cpus=1 --num-gpus={num_gpus}"
-        node.start("ray-node", options, head=self.head.address)
+        node.start("ray-node", f"--num-cpus=1 --num-gpus={num_gpus}", head=self.head.address)
 
 
 @contextmanager
@@ -261,9 +255,7 @@ def make_bridge(name: str, stack: ExitStack) -> str:
     return subnet
 
 
-def make_namespace(
-    namespace: str, address: str, *, bridge: str, number: int, stack: ExitStack
-) -> None:
+def make_namespace(namespace: str, address: str, *, bridge: str, number: int, stack: ExitStack):
     run_ip("netns", "add", namespace)
     stack.callback(run_ip, "netns", "delete", namespace)
     outside = f"{bridge}v{number}"

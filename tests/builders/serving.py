@@ -17,17 +17,13 @@ import httpx2
 import openai
 
 from runtime.config import BUILTIN_MODELS, ModelConfig
+from runtime.serving import service as services
 from runtime.serving.app import create_app
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
 from runtime.serving.served_model import LoadedModel, load_model
 from runtime.serving.server import ShutdownRequest, listen, serve, server_url
-from runtime.serving.service import (
-    IDLE_AFTER_SECONDS,
-    GenerationService,
-    ServiceObserver,
-    ServiceState,
-)
+from runtime.serving.service import GenerationService, ServiceObserver, ServiceState
 from tests.builders.models import set_fields, tiny_qwen2_moe
 
 WAIT_SECONDS = 240.0
@@ -38,15 +34,10 @@ CONFIGURED = {
 """Settings of the reference model."""
 HALF = {"budget": "50%"}
 PROMPTS = [
-    "The heart pumps blood",
-    "def",
-    "It was late in the evening when the old man came to the door",
-    "Return a new list",
-    "A",
-    "She opened the letter, read it twice, and said nothing",
-    "The river runs through the valley and into the sea",
-    "0 1 2",
-]
+    "The heart pumps blood", "def", "It was late in the evening when the old man came to the door",
+    "Return a new list", "A", "She opened the letter, read it twice, and said nothing",
+    "The river runs through the valley and into the sea", "0 1 2",
+]  # fmt: skip
 
 
 def reference(**options: Any) -> LoadedModel:
@@ -67,8 +58,7 @@ def speaking_model(folder: Path, **shape: Any) -> Path:
 
 def tiny(folder: Path, **options: Any) -> LoadedModel:
     """A model of `speaking_model`, half of its experts in memory."""
-    config = ServeConfig(model=ModelConfig(name="tiny", id=str(folder)), **HALF | options)
-    return load_model(config)
+    return load_model(ServeConfig(model=ModelConfig(name="tiny", id=str(folder)), **HALF | options))
 
 
 @dataclass
@@ -145,7 +135,7 @@ def running_server(
     max_waiting: int = 64,
     grace_seconds: float = 30.0,
     ready: bool = True,
-    idle_after_seconds: float = IDLE_AFTER_SECONDS,
+    idle_after_seconds: float = services.IDLE_AFTER_SECONDS,
     install: Callable[[GenerationService], None] = lambda _: None,
     options: Mapping[str, Any] = MappingProxyType({}),
     **settings: Any,
@@ -159,19 +149,15 @@ def running_server(
     """
     steps = StepGate()
     limits = {"max_running": max_running, "max_waiting": max_waiting}
-    service = GenerationService(
-        open_model, **limits, observers=[steps], idle_after_seconds=idle_after_seconds
-    )
+    idle = {"idle_after_seconds": idle_after_seconds}
+    service = GenerationService(open_model, **limits, **idle, observers=[steps])
     install(service)
     options = {"insecure": True, **limits, **options}
-    config = ServeConfig(model=ModelConfig(name="tiny"), **options)
-    app = create_app(service, config, **settings)
+    app = create_app(service, ServeConfig(model=ModelConfig(name="tiny"), **options), **settings)
     shutdown = ShutdownRequest()
     listening: Future[asyncio.AbstractEventLoop] = Future()
     loaded = threading.Event()
-    service.on_state_change(
-        lambda state: loaded.set() if state is not ServiceState.LOADING else None
-    )
+    service.on_state_change(lambda now: loaded.set() if now is not ServiceState.LOADING else None)
 
     with listen("127.0.0.1", 0) as listener:
         work = serve(

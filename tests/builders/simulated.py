@@ -58,10 +58,8 @@ def routed_step(chosen: Any, requests: int | Iterable[int] = 0) -> ArrayStep:
         experts_LTK = experts_LTK[:, :, None]
     num_layers, num_tokens, _ = experts_LTK.shape
     requests_T = np.zeros(num_tokens, np.int64) + np.array(requests)
-    states = {
-        (Signal.GATE_INPUT, layer): np.zeros((num_tokens, 1), np.float32)
-        for layer in range(num_layers)
-    }
+    gates = [(Signal.GATE_INPUT, layer) for layer in range(num_layers)]
+    states = {gate: np.zeros((num_tokens, 1), np.float32) for gate in gates}
     return ArrayStep(np.zeros(num_tokens, np.int64), requests_T, experts_LTK, states)
 
 

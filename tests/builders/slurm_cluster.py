@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.builders.processes import run
+from tests.builders.processes import install_packages, run
 from tests.builders.waiting import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "squeue", "srun")
@@ -93,15 +93,12 @@ def install() -> None:
     """Installs the packages unless they are there; none of their services is started."""
     if not missing_programs():
         return
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     is_ours = not POLICY.exists()
     if is_ours:
         POLICY.write_text("#!/bin/sh\nexit 101\n")
         POLICY.chmod(0o755)
     try:
-        for command in ("apt-get update", INSTALL):
-            options = {"env": environment, "timeout": 240, "capture_output": True}
-            subprocess.run(command.split(), check=True, **options)
+        install_packages(INSTALL)
     finally:
         if is_ours:
             POLICY.unlink()

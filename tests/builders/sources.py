@@ -51,9 +51,8 @@ def sources(*packages: str) -> dict[str, Source]:
 
 @cache
 def _parse() -> dict[str, Source]:
-    paths = sorted(
-        path for package in (*PACKAGES, "benchmarks") for path in (ROOT / package).rglob("*.py")
-    )
+    folders = [ROOT / package for package in (*PACKAGES, "benchmarks")]
+    paths = sorted(path for folder in folders for path in folder.rglob("*.py"))
     names = {path: _module(path) for path in paths}
     known = set(names.values())
     parsed = {}
@@ -70,9 +69,7 @@ def _module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imports(
-    nodes: Iterable[ast.AST], known: set[str], *, at_once: bool, for_types: bool
-) -> Iterator[Import]:
+def _imports(nodes: Iterable, known: set, *, at_once: bool, for_types: bool) -> Iterator[Import]:
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -9,9 +9,7 @@ import pytest
 
 
 @contextmanager
-def s3_settings(
-    monkeypatch: pytest.MonkeyPatch, address: str, *, key: str = "a-key", secret: str = "a-secret"
-) -> Iterator[None]:
+def s3_settings(monkeypatch, address: str, *, key="a-key", secret="a-secret") -> Iterator[None]:
     """The environment says where a store is and who asks, to child processes too."""
     s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'moecast[s3]'")
     place = {"ENDPOINT_URL": address, "DEFAULT_REGION": "us-east-1"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.builders.processes import run
+from tests.builders.processes import install_packages, run
 from tests.builders.slurm_cluster import MORTAL
 from tests.builders.waiting import wait_for
 from tests.docs.pages import ROOT
@@ -53,9 +53,7 @@ def install() -> None:
         return
     if shutil.which("apt-get") is None:
         raise NoSystemd(f"{', '.join(PROGRAMS)}: some are missing; on Debian: {INSTALL}")
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in ("apt-get update", INSTALL):
-        subprocess.run(command.split(), check=True, env=environment, timeout=240)
+    install_packages(INSTALL)
 
 
 @dataclass(frozen=True)
@@ -85,9 +83,7 @@ class SystemdContainer:
 
 
 @contextmanager
-def systemd_container(
-    folder: Path, *, binds: Mapping[Path, str] | None = None
-) -> Iterator[SystemdContainer]:
+def systemd_container(folder: Path, *, binds: Mapping | None = None) -> Iterator[SystemdContainer]:
     """Boots a systemd, which sees this environment and `binds` read-only, until the block ends.
 
     Raises:
@@ -103,9 +99,8 @@ def systemd_container(
     were_there = find_cgroups()
     log = folder.with_suffix(".log")
     with log.open("w") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        process = subprocess.Popen(command, **streams)
     found: list[int] = []
     try:
 

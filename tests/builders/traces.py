@@ -27,12 +27,7 @@ def make_spec(**sizes: int) -> ModelSpec:
 
 
 def make_plan(
-    spec: ModelSpec,
-    *,
-    num_units: int = 2,
-    requests_per_unit: int = 20,
-    seed: int = 0,
-    signals=ALL_SIGNALS,
+    spec: ModelSpec, *, num_units: int = 2, requests_per_unit: int = 20, seed=0, signals=ALL_SIGNALS
 ) -> TracePlan:
     settings = {"seed": seed, "requests_per_unit": requests_per_unit}
     return TracePlan(
@@ -56,8 +51,7 @@ def unit_content(plan: TracePlan, unit: int, *, prompt_tokens: int = 6, new_toke
     random = np.random.default_rng([seed, unit])
     length = prompt_tokens + new_tokens
     first = unit * per_unit
-    num_rows = per_unit * length
-    tokens = random.integers(0, VOCABULARY, num_rows)
+    tokens = random.integers(0, VOCABULARY, per_unit * length)
     position = np.tile(np.arange(length), per_unit)
     arrays = {
         "request": np.repeat(np.arange(first, first + per_unit), length), "position": position,
@@ -71,12 +65,10 @@ def unit_content(plan: TracePlan, unit: int, *, prompt_tokens: int = 6, new_toke
         experts_NK = np.argsort(-logits_NE, axis=1)[:, : spec.top_k]
         weights_NK = np.exp(np.take_along_axis(logits_NE, experts_NK, axis=1))
         values = {
-            TraceSignal.LAYER_INPUT: entering_ND,
-            TraceSignal.GATE_INPUT: hidden_ND,
-            TraceSignal.GATE_LOGITS: logits_NE,
-            TraceSignal.EXPERTS: experts_NK,
+            TraceSignal.LAYER_INPUT: entering_ND, TraceSignal.GATE_INPUT: hidden_ND,
+            TraceSignal.GATE_LOGITS: logits_NE, TraceSignal.EXPERTS: experts_NK,
             TraceSignal.WEIGHTS: weights_NK / weights_NK.sum(axis=1, keepdims=True),
-        }
+        }  # fmt: skip
         for signal in plan.signals:
             arrays |= column_arrays(signal, layer, values[signal])
     requests = []
@@ -89,12 +81,7 @@ def unit_content(plan: TracePlan, unit: int, *, prompt_tokens: int = 6, new_toke
 
 
 def make_trace(
-    folder: Path,
-    *,
-    spec: ModelSpec | None = None,
-    prompt_tokens: int = 6,
-    new_tokens: int = 4,
-    **planned: Any,
+    folder: Path, *, spec: ModelSpec | None = None, prompt_tokens=6, new_tokens=4, **planned: Any
 ) -> Trace:
     """`num_units x requests_per_unit` requests of `prompt_tokens + new_tokens` rows each.
 

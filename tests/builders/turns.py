@@ -75,9 +75,7 @@ class Bucket:
         self._serve("rm_file", name)
         del self.objects[name]
 
-    def pipe_file(
-        self, name: str, data: bytes, IfMatch: str | None = None, IfNoneMatch: str | None = None
-    ) -> None:
+    def pipe_file(self, name: str, data: bytes, IfMatch=None, IfNoneMatch=None) -> None:
         for _ in range(2):
             self._serve("pipe_file", name)
             etag = self._etag(name)

@@ -8,11 +8,7 @@ Found = TypeVar("Found")
 
 
 def wait_for(
-    condition: Callable[[], Found],
-    what: str = "a condition",
-    *,
-    seconds: float = 240.0,
-    pause: float = 0.02,
+    condition: Callable[[], Found], what: str = "a condition", *, seconds=240.0, pause=0.02
 ) -> Found:
     """Returns what the condition gives as soon as that is true, and fails after some time."""
     deadline = time.monotonic() + seconds

@@ -39,10 +39,8 @@ def test_chat__answers_as_on_the_cpu(model, sim, monkeypatch, capsys):
     answers = []
     for device in ("cpu", "sim"):
         monkeypatch.setattr("sys.stdin", io.StringIO("The sky is\nAnd then?\n"))
-        config = ChatConfig(
-            model=model, device=device, budget="40%", temperature=0, max_new_tokens=5
-        )
-        assert chat.run(config)["num_answers"] == 2
+        options = {"budget": "40%", "temperature": 0, "max_new_tokens": 5}
+        assert chat.run(ChatConfig(model=model, device=device, **options))["num_answers"] == 2
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]
     assert sim.memories[0].peak_bytes > 0

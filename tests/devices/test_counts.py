@@ -14,12 +14,11 @@ TOKENS = 0.25
 @pytest.mark.timeout(330)
 def test_counts__have_not_grown(cell):
     now, before = COUNTS.now[cell], COUNTS.committed[cell]
-    grown = [
+    assert not [
         f"{name}: {now[name]} per layer and token, {before[name]} committed"
         for name in before
         if now[name] > (1 + ALLOWED) * before[name] + SLACK
-    ]
-    assert not grown, "if that is wanted, write the new counts: python -m tests.devices.count"
+    ], "if that is wanted, write the new counts: python -m tests.devices.count"
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -24,8 +24,7 @@ windows, latent attention, states in place of attention, an encoder."""
 @pytest.mark.parametrize("name", NAMES)
 def test_family__is_bitwise_plain_transformers_on_the_device(tmp_path, device, name):
     folder = save_family(tmp_path / "model", name)
-    plain = load_plain(folder, dtype=torch.float32).to(device)
-    expected = outputs(plain, num_tokens=4)
+    expected = outputs(load_plain(folder, dtype=torch.float32).to(device), num_tokens=4)
     model = serve_few(folder, host_budget="60%", device=device, exact=Exact.EAGER)
     with model.moecast as handle:
         found = outputs(model, num_tokens=4)

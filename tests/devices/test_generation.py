@@ -38,10 +38,8 @@ def answer(model, prompt: list[int], **options: object) -> list[int]:
 
 def run_together(model, **options: object) -> list[list[int]]:
     with LockstepGroup(model) as group:
-        tasks = [
-            group.start(partial(answer, model, prompt, **options), seed=seed)
-            for seed, prompt in enumerate(PROMPTS)
-        ]
+        calls = [partial(answer, model, prompt, **options) for prompt in PROMPTS]
+        tasks = [group.start(call, seed=seed) for seed, call in enumerate(calls)]
         while group.sequences:
             group.step()
     assert [task.error for task in tasks] == [None] * len(tasks)

@@ -130,12 +130,10 @@ def test_prompt__for_which_no_budget_leaves_memory_is_named(folder, sim):
 
 
 def test_server__goes_on_after_a_prompt_that_is_too_long(tmp_path, sim):
-    folder = speaking_model(tmp_path / "model")
-    model = ModelConfig(name="tiny", id=str(folder), exact=Exact.EAGER)
-    config = ServeConfig(model=model, device="sim", budget="40%", host_budget="70%")
+    model = ModelConfig(name="tiny", id=str(speaking_model(tmp_path / "model")), exact=Exact.EAGER)
 
     def load():
-        loaded = load_model(config)
+        loaded = load_model(ServeConfig(model=model, device="sim", budget="40%", host_budget="70%"))
         restrict(sim, 400_000)
         return loaded
 
@@ -149,12 +147,8 @@ def test_server__goes_on_after_a_prompt_that_is_too_long(tmp_path, sim):
 
 def test_generate_and_chat__say_that_a_prompt_is_too_long(tmp_path, sim, monkeypatch, capsys):
     folder = speaking_model(tmp_path / "model")
-    shared = {
-        "model": ModelConfig(name="tiny", id=str(folder), exact=Exact.EAGER, dtype="float32"),
-        "device": "sim",
-        "budget": "40%",
-        "max_new_tokens": 3,
-    }
+    model = ModelConfig(name="tiny", id=str(folder), exact=Exact.EAGER, dtype="float32")
+    shared = {"model": model, "device": "sim", "budget": "40%", "max_new_tokens": 3}
     for command in (chat, generate):
         monkeypatch.setattr(command, "freeze_objects", lambda: restrict(sim, 400_000))
     with pytest.raises(StepMemoryError, match="out of memory on sim:0: a step of"):

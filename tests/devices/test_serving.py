@@ -121,8 +121,7 @@ def test_tiers__many_steps_in_a_tiny_arena_change_no_bit(folder, device):
     tokens, plain = TOKENS.to(device), plain_eager(folder).to(device)
     model = serve(folder, device=device, budget="12%", host_budget="50%", exact=Exact.EAGER)
     with model.moecast as handle:
-        found = model.generate(tokens, **options)
-        assert torch.equal(found, plain.generate(tokens, **options))
+        assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
         assert handle.stats()["misses"] > options["max_new_tokens"]
 
 
@@ -179,16 +178,14 @@ def test_store__packed_ones_have_the_bits_of_all_experts_there(tmp_path, device,
 def test_store__gguf_files_have_the_bits_of_all_experts_there(device, name):
     # Decoding takes more memory than a tiny model's experts.
     size = {"qwen3moe-Q4_0": "28KiB", "qwen3moe-wide-Q5_K_M": "2100KiB"}.get(name)
-    budgets = {"budget": size or "40%", "host_budget": size or "60%"}
-    check_budgets(gguf_file(name), device, budgets)
+    check_budgets(gguf_file(name), device, {"budget": size or "40%", "host_budget": size or "60%"})
 
 
 def test_hybrid__computes_on_both_sides(folder, sim):
     """Both sides are the CPU's kernels here: no bit changes."""
     expected = expected_of(folder, torch.device("sim", 0))
     options = {"budget": "25%", "host_budget": "100%", "exact": Exact.EAGER}
-    model = serve(folder, device="sim", system=SystemConfig(hybrid=True), **options)
-    check(model, expected, "sim")
+    check(serve(folder, device="sim", system=SystemConfig(hybrid=True), **options), expected, "sim")
 
 
 @pytest.mark.skipif(find_products() is None, reason="NO GGML LIBRARY")

@@ -5,24 +5,18 @@ import pytest
 import torch
 
 from tests.builders.sim_device.backend import simulated
-from tests.builders.sim_device.streams import SPOILED, SimDevices
+from tests.builders.sim_device.streams import SPOILED
 
 HERE = torch.tensor([1.0, 2.0, 3.0])
 KEPT = [1.0, 2.0, 3.0]
 
 
-def take_races(sim: SimDevices) -> list[str]:
-    torch.accelerator.synchronize("sim")
-    races, sim.races = sim.races, []
-    return races
+def pinned_bytes(value: int) -> torch.Tensor:
+    return torch.full((64,), value, dtype=torch.uint8, pin_memory=True)
 
 
-def pinned_bytes(value: int, size: int = 64) -> torch.Tensor:
-    return torch.full((size,), value, dtype=torch.uint8, pin_memory=True)
-
-
-def device_bytes(size: int = 64) -> torch.Tensor:
-    made = torch.zeros(size, dtype=torch.uint8, device="sim")
+def device_bytes() -> torch.Tensor:
+    made = torch.zeros(64, dtype=torch.uint8, device="sim")
     torch.accelerator.synchronize("sim:0")
     return made
 
@@ -73,7 +67,7 @@ def test_grouped_product__reads_the_matrices_of_groups_with_rows_only(sim):
     expected = torch.cat([rows[:2] @ matrices[1], rows[2:] @ matrices[3]])
     torch.testing.assert_close(found.cpu(), expected)
     there[torch.tensor([0, 3, 3])].sum()
-    assert not take_races(sim)
+    assert not sim.take_races()
 
 
 # ---- memory
@@ -181,7 +175,7 @@ def test_race__memory_is_written_that_earlier_work_may_use(sim):
     torch.zeros(64, dtype=torch.uint8, device="sim")
     target = torch.empty(64, dtype=torch.uint8, device="sim")
     on_another_stream(lambda: target.copy_(pinned_bytes(1), non_blocking=True))
-    assert "written by stream 0" in take_races(sim)[0]
+    assert "written by stream 0" in sim.take_races()[0]
 
 
 def test_race__memory_is_freed_that_another_stream_uses(sim):
@@ -192,7 +186,7 @@ def test_race__memory_is_freed_that_another_stream_uses(sim):
             stream.run()
 
     copy_to_another()
-    assert "is freed" in take_races(sim)[0]
+    assert "is freed" in sim.take_races()[0]
 
 
 def test_race__there_is_none_for_other_bytes_or_after_a_wait(sim):
@@ -201,7 +195,7 @@ def test_race__there_is_none_for_other_bytes_or_after_a_wait(sim):
     target[32:].sum()
     torch.accelerator.synchronize("sim")
     target.sum()
-    assert not take_races(sim)
+    assert not sim.take_races()
 
 
 def test_simulated__fails_where_something_raced():

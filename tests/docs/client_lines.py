@@ -11,13 +11,10 @@ NOT_RUN = "Not run by tests"
 INSTALLED = ("curl", "openai", "anthropic")
 """Clients of this project's own tests."""
 PYTHON = {
-    "langchain-openai": "langchain-openai",
-    "litellm": "litellm",
-    "instructor": "instructor",
-    "pydantic-ai": "pydantic-ai-slim[openai]",
+    "langchain-openai": "langchain-openai", "litellm": "litellm", "instructor": "instructor",
+    "pydantic-ai": "pydantic-ai-slim[openai]", "openai-agents": "openai-agents",
     "llama-index-llms-openai-like": "llama-index-llms-openai-like",
-    "openai-agents": "openai-agents",
-}
+}  # fmt: skip
 """Clients whose lines are Python, with what is installed for them."""
 PROGRAMS = ("llm", "mini-swe-agent")
 

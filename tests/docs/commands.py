@@ -12,15 +12,8 @@ from configs.compose import compose_defaults, find_groups, takes_several
 from configs.execution import import_named
 from configs.help import EVERYWHERE, REQUIRED, WORDS, default_text, describe_type, find_meaning
 from moecast.command import COMMANDS
+from predictors import typed_values as typed
 from predictors.config import RunConfig
-from predictors.typed_values import (
-    default_values,
-    field_types,
-    is_schema,
-    option_keys,
-    option_type,
-    union_members,
-)
 from runtime.presets import choice_names
 
 
@@ -58,8 +51,7 @@ def render_commands() -> str:
         lines += [f"## {heading}", ""]
         for one in several:
             lines += render_command(one, shared)
-    lines += ["## Shared options", "", *sorted(shared.values()), ""]
-    lines += ["## Groups of options", ""]
+    lines += ["## Shared options", "", *sorted(shared.values()), "", "## Groups of options", ""]
     lines += [
         "A group is chosen by name (`model=olmoe`), and each of its options can be set on its own "
         "(`model.dtype=bfloat16`).",
@@ -70,10 +62,10 @@ def render_commands() -> str:
         if choices := choice_names(name):
             lines += [f"Choices: {', '.join(f'`{choice}`' for choice in choices)}.", ""]
         schema = described[name]
-        defaults = default_values(schema)
-        lines += [option_row(schema, defaults, key, name) for key in option_keys(schema)]
+        defaults = typed.default_values(schema)
+        lines += [option_row(schema, defaults, key, name) for key in typed.option_keys(schema)]
         lines += [""]
-    defaults = default_values(RunConfig)
+    defaults = typed.default_values(RunConfig)
     rows = [option_row(RunConfig, defaults, key) for key in EVERYWHERE]
     return "\n".join([*lines, "## Options of every command", "", *rows]) + "\n"
 
@@ -92,10 +84,10 @@ def read_options(called: str, command: Command, described: dict[str, type]) -> C
     schema = import_named(command.config)
     defaults, groups = compose_defaults(schema), find_groups(schema)
     options = CommandOptions(called=called, command=command)
-    for key, declared in field_types(schema).items():
+    for key, declared in typed.field_types(schema).items():
         if key in groups and takes_several(schema, key):
             options.groups.append(f"[`{key}`](#{groups[key].folder}), several or `all`")
-        elif is_schema(declared):
+        elif typed.is_schema(declared):
             name = groups[key].folder if key in groups else key
             described.setdefault(name, declared)
             default = f" (`{groups[key].default}`)" if key in groups else ""
@@ -118,9 +110,8 @@ def find_equal(commands: Iterable[CommandOptions]) -> None:
 
 def find_shared(commands: Iterable[CommandOptions]) -> dict[str, str]:
     """Returns the row of each option that several commands have, of one name the most frequent."""
-    counts = Counter(
-        (name, row) for one in commands if not one.same_as for name, row in one.own.items()
-    )
+    different = (one for one in commands if not one.same_as)
+    counts = Counter(option for one in different for option in one.own.items())
     rows: dict[str, str] = {}
     for (name, row), count in counts.most_common():
         if count > 1:
@@ -147,7 +138,7 @@ def option_row(schema: type, defaults: dict[str, Any], key: str, prefix: str = "
     default = default_text(defaults, key)
     required = default == REQUIRED
     name, meaning = f"{prefix}.{key}".lstrip("."), find_meaning(schema, key)
-    declared = option_type(schema, key)
+    declared = typed.option_type(schema, key)
     kind = describe_type(key.rpartition(".")[2], declared)
     if re.fullmatch(r"\d+ texts", default):
         kind = default
@@ -161,12 +152,8 @@ def option_row(schema: type, defaults: dict[str, Any], key: str, prefix: str = "
 
 def is_evident(kind: str, declared: Any, meaning: str, *, has_default: bool) -> bool:
     """Says whether the default tells an option's type, or the meaning names all of its choices."""
-    choices = [
-        str(member.value)
-        for one in union_members(declared)
-        if isinstance(one, type) and issubclass(one, Enum)
-        for member in one
-    ]
+    types = (one for one in typed.union_members(declared) if isinstance(one, type))
+    choices = [str(member.value) for one in types if issubclass(one, Enum) for member in one]
     if choices:
         return all(re.search(rf"\b{re.escape(choice)}\b", meaning) for choice in choices)
     return has_default and kind in WORDS.values()

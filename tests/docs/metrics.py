@@ -1,11 +1,7 @@
 """Writes the metrics from their definitions."""
 
 from predictors.metrics import DEFINITIONS
-from runtime.serving.observe.metric_definitions import (
-    EXPERT_METRICS,
-    REQUEST_METRICS,
-    MetricDefinition,
-)
+from runtime.serving.observe.metric_definitions import EXPERT_METRICS, REQUEST_METRICS
 
 COMMON = ("model_name", "engine")
 """Labels of nearly all metrics, named once above the lists."""
@@ -26,7 +22,7 @@ def render_metrics() -> str:
     return "\n".join(lines)
 
 
-def write_row(metric: MetricDefinition) -> str:
+def write_row(metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels if label not in COMMON)
     by = f" By {labels}." if labels else ""
     return f"* `{metric.name}` ({metric.kind}): {metric.help}{by}"

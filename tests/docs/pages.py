@@ -66,8 +66,7 @@ def slug(heading: str) -> str:
 
 def read_nav() -> list[str]:
     """Returns the pages of the site's navigation, in its order."""
-    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    return list(iterate_pages(nav))
+    return list(iterate_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
 
 
 def iterate_pages(node: Any) -> list[str]:

@@ -19,6 +19,7 @@ ACCEPT = "builtins:repr"
 """Runs in place of each command and does nothing with its configuration."""
 SEPARATORS = {"&&", "||", "&", ";", "|"}
 PROMPT = re.compile(r"^\$ ", re.MULTILINE)
+MODULE = re.compile(r"python -m ((?:benchmarks|tests|runtime|train|zoo)[\w.]*)")
 
 
 def split_commands(block: CodeBlock) -> Iterator[list[str]]:
@@ -44,23 +45,17 @@ def is_ours(words: list[str]) -> bool:
     return words[:2] == ["python", "-m"] and words[2] in (*configs.commands.PROGRAMS, "moecast")
 
 
-COMMANDS = sorted(
-    {
-        shlex.join(words): block
-        for path in markdown_files()
-        for block in read_blocks(path, "console", "bash", "sh", "shell")
-        for words in split_commands(block)
-    }.items()
-)
+LANGUAGES = ("console", "bash", "sh", "shell")
+BLOCKS = [block for path in markdown_files() for block in read_blocks(path, *LANGUAGES)]
+FOUND = {shlex.join(words): block for block in BLOCKS for words in split_commands(block)}
+COMMANDS = sorted(FOUND.items())
 
 
 @pytest.fixture(autouse=True)
 def accepting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     accept = partial(replace, run=ACCEPT, check=None, needs_run=False)
-    accepting = {
-        program: tuple(map(accept, commands))
-        for program, commands in configs.commands.PROGRAMS.items()
-    }
+    programs = configs.commands.PROGRAMS.items()
+    accepting = {program: tuple(map(accept, commands)) for program, commands in programs}
     monkeypatch.setattr(configs.commands, "PROGRAMS", accepting)
     monkeypatch.chdir(tmp_path)
 
@@ -81,15 +76,9 @@ def test_command__an_unknown_option_is_found(capsys: pytest.CaptureFixture[str])
 
 
 def test_modules_of_the_documentation__exist() -> None:
-    missing = {
-        module
-        for path in markdown_files()
-        for module in re.findall(
-            r"python -m ((?:benchmarks|tests|runtime|train|zoo)[\w.]*)", path.read_text()
-        )
-        if importlib.util.find_spec(module) is None
-    }
-    assert not missing
+    texts = [path.read_text() for path in markdown_files()]
+    named = {module for text in texts for module in MODULE.findall(text)}
+    assert not [module for module in named if importlib.util.find_spec(module) is None]
 
 
 def test_options_in_the_text__exist() -> None:
@@ -97,7 +86,7 @@ def test_options_in_the_text__exist() -> None:
     known = set(re.findall(r"^\* `([\w.]+)[=`]", reference, re.MULTILINE))
     known |= set(re.findall(r"\[`(\w+)`\]\(#", reference))
     known |= {key.removeprefix("system.") for key in known}
-    unknown = {
+    assert not {
         f"{path.relative_to(ROOT)}: {key}"
         for path in [ROOT / "README.md", *DOCS.rglob("*.md")]
         for text in re.findall(r"`([^`\n]+)`", FENCE.sub("", path.read_text()))
@@ -105,4 +94,3 @@ def test_options_in_the_text__exist() -> None:
         for key in re.findall(r"(?:^|\s)(?:--)?([a-z]\w*(?:\.\w+)*)=(?!=)", text)
         if key not in known
     }
-    assert not unknown

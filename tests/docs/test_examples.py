@@ -8,11 +8,8 @@ import pytest
 from tests.docs.pages import DOCS, read_blocks
 
 TESTED_ELSEWHERE = {"clients.md", "quickstart.md", "tutorial.md"}
-PAGES = [
-    path
-    for path in sorted(DOCS.rglob("*.md"))
-    if read_blocks(path, "python") and path.name not in TESTED_ELSEWHERE
-]
+TESTED = [path for path in sorted(DOCS.rglob("*.md")) if path.name not in TESTED_ELSEWHERE]
+PAGES = [path for path in TESTED if read_blocks(path, "python")]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

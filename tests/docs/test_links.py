@@ -37,8 +37,7 @@ def test_links__a_broken_one_is_found(tmp_path: Path) -> None:
 
 
 def test_navigation__has_every_page_once() -> None:
-    pages = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
-    assert sorted(read_nav()) == pages
+    assert sorted(read_nav()) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
 def test_images__are_shown_by_a_page() -> None:

@@ -16,8 +16,7 @@ def test_citation__is_valid_and_of_this_version() -> None:
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     assert citation["cff-version"] == "1.2.0"
     assert citation["type"] in ("software", "dataset")
-    assert citation["title"] == PROJECT["name"]
-    assert str(citation["version"]) == PROJECT["version"]
+    assert (citation["title"], str(citation["version"])) == (PROJECT["name"], PROJECT["version"])
     assert citation["license"] == PROJECT["license"]
     assert citation["authors"] == [{"name": "The moecast developers"}]
 
@@ -26,8 +25,7 @@ def test_citation__has_every_paper() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     cited = {paper["url"] for paper in citation["references"]}
     papers = (ROOT / "docs/papers.md").read_text()
-    addresses = set(re.findall(r"\((https://arxiv\.org/abs/[\d.]+)\)", papers))
-    assert cited == addresses
+    assert cited == set(re.findall(r"\((https://arxiv\.org/abs/[\d.]+)\)", papers))
     for paper in citation["references"]:
         assert paper["type"] == "article"
         assert paper["title"] in papers
@@ -40,9 +38,7 @@ def test_file__is_there_and_linked(name: str) -> None:
     target = ROOT / name
     assert target.is_file()
     others = [path for path in markdown_files() if path != target]
-    assert target in {
-        (path.parent / link).resolve() for path in others for link in read_links(path)
-    }
+    assert target in [(page.parent / to).resolve() for page in others for to in read_links(page)]
 
 
 def test_targets_of_make__exist() -> None:

@@ -26,23 +26,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(DOCS, folder / "docs")
     for name in SOURCES:
         (folder / name).symlink_to(ROOT / name)
-    zensical = Path(sys.executable).with_name("zensical")
-    run(zensical, "build", "--strict", folder=folder, timeout=240)
+    run(Path(sys.executable).with_name("zensical"), "build", "--strict", folder=folder, timeout=240)
     return folder / "site"
 
 
 def test_site__loads_nothing_from_other_hosts(site: Path) -> None:
-    loaded = {
-        f"{path.relative_to(site)}: {address}"
-        for pattern, suffixes in (
-            (LOADED, (".html", ".svg")),
-            (IMPORTED, (".html", ".css", ".svg")),
-        )
-        for path in site.rglob("*")
-        if path.suffix in suffixes
-        for address in pattern.findall(path.read_text())
-    }
-    assert not loaded
+    found = []
+    for pattern, suffixes in ((LOADED, (".html", ".svg")), (IMPORTED, (".html", ".css", ".svg"))):
+        for path in (one for one in site.rglob("*") if one.suffix in suffixes):
+            addresses = pattern.findall(path.read_text())
+            found += [f"{path.relative_to(site)}: {address}" for address in addresses]
+    assert not found
 
 
 def test_site__describes_the_python_interface(site: Path) -> None:

@@ -4,14 +4,8 @@ import re
 
 import pytest
 
+from tests.docs import tested_commands as tested
 from tests.docs.pages import ROOT
-from tests.docs.tested_commands import (
-    PAGES,
-    TestedCommand,
-    find_untested,
-    read_section,
-    read_tested_blocks,
-)
 
 EXAMPLE = """
 <!-- two: tests/engines/test_slurm.py runs these on a cluster -->
@@ -26,13 +20,13 @@ moecast train
 """
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", tested.PAGES)
 def test_page__names_the_tests_of_every_command(page: str) -> None:
-    assert not find_untested(page, read_section(page, PAGES[page]))
+    assert not tested.find_untested(page, tested.read_section(page, tested.PAGES[page]))
 
 
 @pytest.mark.parametrize(
-    "block", read_tested_blocks(), ids=lambda block: f"{block.page}:{block.name}"
+    "block", tested.read_tested_blocks(), ids=lambda block: f"{block.page}:{block.name}"
 )
 def test_block__is_read_by_the_file_that_it_names(block) -> None:
     text = (ROOT / block.file).read_text()
@@ -44,17 +38,17 @@ def test_block__is_read_by_the_file_that_it_names(block) -> None:
 
 
 def test_names__are_unique_in_a_page() -> None:
-    names = [(block.page, block.name) for block in read_tested_blocks()]
+    names = [(block.page, block.name) for block in tested.read_tested_blocks()]
     assert len(set(names)) == len(names)
     assert len(names) >= 10
 
 
 def test_command__without_tests_is_found() -> None:
-    assert find_untested("a.md", EXAMPLE) == ["moecast train"]
+    assert tested.find_untested("a.md", EXAMPLE) == ["moecast train"]
 
 
 def test_adapt__changes_placeholders_only() -> None:
-    command = TestedCommand("a.md", "moecast collect output=/shared/trace")
+    command = tested.TestedCommand("a.md", "moecast collect output=/shared/trace")
     adapted = command.adapt({"/shared": "/tmp/x"}, after={"moecast collect": "seed=1"})
     assert adapted == "moecast collect seed=1 output=/tmp/x/trace"
     with pytest.raises(AssertionError, match="part of the documented command"):

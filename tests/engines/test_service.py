@@ -64,25 +64,20 @@ def read_pods() -> str:
     """
     cluster, service = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
     groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
-    pods = [
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group["template"]}
-        for group in groups
-    ]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}}
+    pods = [{**pod, **group["template"]} for group in groups]
     return yaml.safe_dump_all([*pods, service])
 
 
-LINTED = [
-    (HADOLINT, (DEPLOY / "Containerfile").read_text(), (":3.12-slim", "")),
-    (VALIDATE, (DEPLOY / "kubernetes.yaml").read_text(), ("readinessProbe:", "readyProbe:")),
-    (VALIDATE, read_pods(), ("readinessProbe:", "readyProbe:")),
-]
+PROBE = ("readinessProbe:", "readyProbe:")
+LINTED = {
+    "container file": (HADOLINT, (DEPLOY / "Containerfile").read_text(), (":3.12-slim", "")),
+    "manifests of Kubernetes": (VALIDATE, (DEPLOY / "kubernetes.yaml").read_text(), PROBE),
+    "pods of a cluster of Ray": (VALIDATE, read_pods(), PROBE),
+}
 
 
-@pytest.mark.parametrize(
-    ("tool", "text", "wrong"),
-    LINTED,
-    ids=["container file", "manifests of Kubernetes", "pods of a cluster of Ray"],
-)
+@pytest.mark.parametrize(("tool", "text", "wrong"), LINTED.values(), ids=LINTED)
 def test_file__passes_its_linter(linters, tmp_path, tool, text, wrong):
     program, *options = tool.split()
     file = tmp_path / "file.yaml"

@@ -20,17 +20,10 @@ from collect.errors import LaunchError
 from collect.launch.pool import WorkerPool
 from collect.traces import Trace, TraceWriter
 from configs.program import run_program
+from tests.builders import slurm_cluster as slurm
 from tests.builders.processes import write_moecast
 from tests.builders.recordable import recording_options
-from tests.builders.slurm_cluster import (
-    CPUS_PER_NODE,
-    GPU_NODE,
-    MORTAL,
-    SlurmCluster,
-    install,
-    slurm_cluster,
-    why_impossible,
-)
+from tests.builders.slurm_cluster import SlurmCluster
 from tests.builders.traces import make_plan, make_spec, make_trace
 from tests.builders.waiting import wait_for
 from tests.docs.pages import ROOT
@@ -46,11 +39,11 @@ ENTRY = "tests.builders.launched:open_held_trace"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    reason = why_impossible()
+    reason = slurm.why_impossible()
     if reason is not None:
         pytest.skip(reason)
-    install()
-    with slurm_cluster(tmp_path_factory.mktemp("slurm") / "cluster") as running:
+    slurm.install()
+    with slurm.slurm_cluster(tmp_path_factory.mktemp("slurm") / "cluster") as running:
         yield running
 
 
@@ -80,14 +73,13 @@ class HeldRecording:
         self.retried = 0
 
     def run(self, advance: Callable[[str], object] = lambda _: None) -> None:
-        size = {"workers": 3, "cpus": CPUS_PER_NODE, "threads": 1}
+        size = {"workers": 3, "cpus": slurm.CPUS_PER_NODE, "threads": 1}
         config = LauncherConfig(kind=LauncherKind.SLURM, **size, options=self.options)
         arguments = {"folder": f"{self.home}/trace", "home": str(self.home)}
         arguments |= {"units": NUM_UNITS, "held": list(HELD)}
         options = {"logs": self.home / "logs", "name": "collect-held", "say": self.said.append}
         with WorkerPool(config, ENTRY, arguments, **options) as pool:
-            missing = [self.plan.units[unit] for unit in self.writer.missing()]
-            pool.run(missing, advance=advance)
+            pool.run([self.plan.units[unit] for unit in self.writer.missing()], advance=advance)
             self.retried = pool.counts["retried"]
 
     @contextmanager
@@ -108,11 +100,8 @@ class HeldRecording:
     def wait_until_held(self) -> dict[int, str]:
         """Waits until each job is in its held unit; returns its job by unit."""
         wait_for(lambda: set(HELD) <= {unit for unit, _ in self.begun()}, "units that are held")
-        self.finished = {
-            unit: self.part(unit).stat().st_ino
-            for unit, _ in self.begun()
-            if unit not in HELD and self.writer.has(unit)
-        }
+        done = [unit for unit, _ in self.begun() if unit not in HELD and self.writer.has(unit)]
+        self.finished = {unit: self.part(unit).stat().st_ino for unit in done}
         assert len(self.finished) == 6
         return dict(self.begun())
 
@@ -136,8 +125,7 @@ class HeldRecording:
         assert counts == {unit: 1 + (unit in begun_twice) for unit in range(NUM_UNITS)}
         assert {unit: self.part(unit).stat().st_ino for unit in self.finished} == self.finished
         # A job that Slurm starts again does not even look at units that it has done.
-        ended = count_ended(self.home / "logs", self.plan.units)
-        assert ended == dict.fromkeys(self.plan.units, 1)
+        assert count_ended(self.home / "logs", self.plan.units) == dict.fromkeys(self.plan.units, 1)
 
 
 def count_ended(logs: Path, units: Collection[str]) -> Counter[str]:
@@ -176,8 +164,8 @@ def test_job__that_is_requeued_goes_on_where_it_was(fault, cluster, recording):
         else:
             ((_, _, state, node),) = cluster.jobs("-j", job)
             assert state == "RUNNING"
-            urgent = ["--partition=urgent", f"--nodelist={node}"]
-            urgent += [f"--cpus-per-task={CPUS_PER_NODE}", "--output=/dev/null", "--wrap=true"]
+            urgent = ["--partition=urgent", f"--nodelist={node}", "--output=/dev/null"]
+            urgent += [f"--cpus-per-task={slurm.CPUS_PER_NODE}", "--wrap=true"]
             cluster.run("sbatch", *urgent)
         wait_for(lambda: state_of(cluster, job) == "PENDING", "a requeued job")
     recording.assert_whole(begun_twice={HELD[1]})
@@ -296,7 +284,7 @@ class Page:
         environment = cluster.environment | {"PATH": path, "PYTHONPATH": str(ROOT)}
         options = {"cwd": self.folder, "env": environment, "text": True}
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen([*MORTAL, *shlex.split(command)], **options)
+        return subprocess.Popen([*slurm.MORTAL, *shlex.split(command)], **options)
 
     def end(self, process: subprocess.Popen[str]) -> str:
         """Waits for a command and returns what it said."""
@@ -334,8 +322,7 @@ def test_collect__of_the_page_has_the_digest_of_one_process(page: Page, collecte
     assert page.results("collect")["digest"] == page.results("here")["digest"]
     units = ["plan", *Trace.open(whole).manifest.plan.units]
     assert len(units) >= 6
-    logs = page.folder / "collect" / "workers"
-    assert count_ended(logs, units) == dict.fromkeys(units, 1)
+    assert count_ended(page.folder / "collect" / "workers", units) == dict.fromkeys(units, 1)
 
 
 def test_collect__with_gpus_runs_where_slurm_has_them(page, cluster, collected):
@@ -353,7 +340,7 @@ def test_collect__with_gpus_runs_where_slurm_has_them(page, cluster, collected):
 
         wait_for(has_ended, "the end of the command")
         page.end(process)
-    assert seen == {("gpu", "gres:gpu:1", GPU_NODE)}
+    assert seen == {("gpu", "gres:gpu:1", slurm.GPU_NODE)}
     results = json.loads((folder / "collect" / "results.json").read_text())
     assert results["digest"] == page.results("collect")["digest"]
 

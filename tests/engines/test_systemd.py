@@ -79,27 +79,18 @@ def test_unit__serves_when_it_is_started_and_ends_well(container: SystemdContain
 
 def test_unit__runs_without_rights_on_a_read_only_system(started: SystemdContainer) -> None:
     pid = main_pid(started)
-    status = dict(
-        line.split(":\t", 1)
-        for line in started.run("cat", f"/proc/{pid}/status").splitlines()
-        if ":\t" in line
-    )
-    assert status["NoNewPrivs"] == "1"
-    assert status["Seccomp"] == "2"
+    lines = started.run("cat", f"/proc/{pid}/status").splitlines()
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
     assert "0" not in status["Uid"].split()
-    mounts = {
-        fields[4]: fields[5].split(",")
-        for fields in map(str.split, started.run("cat", f"/proc/{pid}/mountinfo").splitlines())
-    }
+    rows = map(str.split, started.run("cat", f"/proc/{pid}/mountinfo").splitlines())
+    mounts = {fields[4]: fields[5].split(",") for fields in rows}
     assert {"ro", "nosuid"} <= {*mounts["/"]}
     assert "ro" in mounts["/root"]
     assert "/root" in mounts
-    writable = {
-        place
-        for place, options in mounts.items()
-        if "rw" in options and not place.startswith(("/proc", "/dev", "/run"))
-    }
+    own = ("/proc", "/dev", "/run")
+    writable = {at for at, options in mounts.items() if "rw" in options and not at.startswith(own)}
     allowed = {"/tmp", "/var/tmp", "/var/cache/private/moecast", "/var/lib/private/moecast"}
     assert writable == allowed
 
@@ -107,8 +98,7 @@ def test_unit__runs_without_rights_on_a_read_only_system(started: SystemdContain
 def test_unit__fits_its_memory_limit(started: SystemdContainer) -> None:
     """The model is tiny: all that the process takes is what the limit allows in addition to one."""
     assert answers(started)
-    status = started.run("cat", f"/proc/{main_pid(started)}/status")
-    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    peak = re.search(r"VmHWM:\s+(\d+) kB", started.run("cat", f"/proc/{main_pid(started)}/status"))
     assert peak is not None
     assert int(peak[1]) << 10 < OTHERS_BYTES
     shown = started.show(SERVICE, "MemoryMax", "MemoryCurrent")
@@ -128,9 +118,8 @@ def test_unit__is_restarted_when_it_is_killed(started: SystemdContainer) -> None
 
 def test_unit__is_restarted_when_it_hangs(container: SystemdContainer) -> None:
     """A stopped process sends no sign of life."""
-    short = "[Service]\nWatchdogSec=3\nTimeoutAbortSec=2\nRestartSec=0\n"
     drop_in = "/etc/systemd/system/moecast.service.d/short.conf"
-    container.write(drop_in, short)
+    container.write(drop_in, "[Service]\nWatchdogSec=3\nTimeoutAbortSec=2\nRestartSec=0\n")
     container.run("systemctl", "daemon-reload")
     container.run("systemctl", "start", SERVICE)
     before = main_pid(container)

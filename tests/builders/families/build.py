@@ -14,10 +14,8 @@ from tests.builders.families.fields import OTHER, TEXT
 from tests.builders.families.table import FAMILIES, Family
 from tests.builders.saved import saved_once
 
-WHOLE_FIRST = [
-    getattr(transformers, f"AutoModelFor{task}")
-    for task in ("MultimodalLM", "CausalLM", "Seq2SeqLM", "TokenClassification")
-]
+TASKS = ("MultimodalLM", "CausalLM", "Seq2SeqLM", "TokenClassification")
+WHOLE_FIRST = [getattr(transformers, f"AutoModelFor{task}") for task in TASKS]
 """The Hub's checkpoints of a family with vision hold all of it."""
 
 
@@ -26,9 +24,7 @@ class UnbuildableError(Exception):
 
 
 @saved_once
-def save_family(
-    folder: Path, family: Family | str, *, dtype: torch.dtype = torch.float32, fused: bool = False
-) -> Path:
+def save_family(folder: Path, family: Family | str, *, dtype=torch.float32, fused=False) -> Path:
     """Several shards and their index; `fused`: experts as the model holds them in memory.
 
     Here and below a family may be given by its name in the table.
@@ -77,9 +73,7 @@ def tiny_config(family: Family | str) -> PreTrainedConfig:
     return cls(**_fields(cls, TEXT, family.changes))
 
 
-def _fields(
-    cls: type[PreTrainedConfig], tiny: Mapping[str, Any], changes: Mapping[str, Any]
-) -> dict[str, Any]:
+def _fields(cls: type[PreTrainedConfig], tiny: Mapping, changes: Mapping) -> dict[str, Any]:
     known = {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map)
     values = {name: value for name, value in tiny.items() if name in known}
     for part, part_cls in cls.sub_configs.items():

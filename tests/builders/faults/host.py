@@ -57,11 +57,9 @@ def run(bench: Bench, request: dict[str, Any]) -> dict[str, Any]:
     process.join(request["seconds"] + GRACE_SECONDS)
     process.kill()
     process.join()
-    return {
-        "exit": process.exitcode,
-        "result": json.loads(answer.read_text()) if answer.exists() else None,
-        "stderr": stderr.read_text(errors="replace")[-6000:],
-    }
+    result = json.loads(answer.read_text()) if answer.exists() else None
+    said = stderr.read_text(errors="replace")[-6000:]
+    return {"exit": process.exitcode, "result": result, "stderr": said}
 
 
 def serve(folder: Path, requests: Connection) -> None:

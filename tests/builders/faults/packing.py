@@ -20,10 +20,8 @@ from tests.builders.models import tiny_qwen2_moe
 
 Result = dict[str, Any]
 
-STEPS = {
-    **{"write": 4, "pwrite64": 2, "fsync": 1, "rename": 1, "renameat2": 1, "unlink": 1},
-    "unlinkat": 2,
-}
+STEPS = {"write": 4, "pwrite64": 2, "fsync": 1, "rename": 1, "renameat2": 1}
+STEPS |= {"unlink": 1, "unlinkat": 2}
 """System calls that change the disk, and the interval at which to kill: 1 is every call."""
 
 
@@ -152,8 +150,7 @@ def _is_whole(output: Path) -> bool:
     from runtime.store.packed.writer import _verify
 
     try:
-        store = open_store(output, None)
-        _verify(store, lambda _: None)
+        _verify(open_store(output, None), lambda _: None)
     except StoreError:
         return False
     return True

@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from runtime.config import SystemConfig
 from runtime.errors import CheckpointError, TransferError
 from tests.builders.faults import workers
 from tests.builders.faults.bench import Bench
@@ -39,13 +38,7 @@ def _ask(bench: Bench, model: PreTrainedModel) -> Result:
 
 
 def spoilt_disk(
-    bench: Bench,
-    *,
-    mode: str,
-    disk: Disk,
-    rule: Rule,
-    system: SystemConfig | None = None,
-    well_after_seconds: float | None = None,
+    bench: Bench, *, mode: str, disk: Disk, rule: Rule, system=None, well_after_seconds=None
 ) -> Result:
     """Requests before, while and after a disk fails.
 

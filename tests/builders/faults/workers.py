@@ -26,9 +26,8 @@ def transfer_threads() -> list[threading.Thread]:
 
 def end_thread(thread: threading.Thread) -> None:
     """SystemExit inside the thread, at the next bytecode that it executes."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
-    )
+    number, error = ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(number, error)
 
 
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -78,12 +77,7 @@ def refuse() -> None:
 
 @contextmanager
 def before_read(
-    engine: Engine,
-    first: int,
-    disturb: Callable[[], None],
-    *,
-    times: int = 1,
-    by_workers: bool = False,
+    engine: Engine, first: int, disturb: Callable[[], None], *, times: int = 1, by_workers=False
 ) -> Iterator[None]:
     """Calls `disturb` at the start of reads `first`, `first + 1`, ... of the engine's store.
 

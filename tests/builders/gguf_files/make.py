@@ -67,9 +67,8 @@ def save_tokenizer(folder: Path) -> int:
     from transformers import Qwen2Tokenizer
 
     content = train_bpe([PROMPT] * 4, vocab_size=284)
-    tokenizer = Qwen2Tokenizer(
-        vocab=content["vocab"], merges=[tuple(pair) for pair in content["merges"]]
-    )
+    pairs = [tuple(pair) for pair in content["merges"]]
+    tokenizer = Qwen2Tokenizer(vocab=content["vocab"], merges=pairs)
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokenizer.add_special_tokens({"additional_special_tokens": special})
     tokenizer.eos_token = "<|im_end|>"
@@ -92,15 +91,11 @@ def save_model(name: str, folder: Path) -> None:
     width = sizes["hidden_size"]
     torch.manual_seed(SEED)
     model = models.make_model(
-        name.removesuffix("-wide"),
-        **sizes,
-        vocab_size=vocab_size,
-        eos_token_id=vocab_size - 1,
-        moe_intermediate_size=width,
-        intermediate_size=width,
+        name.removesuffix("-wide"), **sizes, vocab_size=vocab_size, eos_token_id=vocab_size - 1,
+        moe_intermediate_size=width, intermediate_size=width,
         # Products keep the size of activations, so that rounding errors do not grow.
         initializer_range=0.5 / width**0.5,
-    )
+    )  # fmt: skip
     if name == "minimax-m2":
         for layer in model.model.layers:
             torch.nn.init.normal_(layer.mlp.e_score_correction_bias, std=0.1)
@@ -176,18 +171,11 @@ def read_shapes(file: Path) -> dict[str, Any]:
     def shorten(value: Any) -> Any:
         return 64 if value == vocab_size else value
 
-    return {
-        "architecture": architecture,
-        "metadata": {
-            key.removeprefix(f"{architecture}."): shorten(value)
-            for key, value in values.items()
-            if key.startswith(f"{architecture}.")
-        },
-        "tensors": {
-            tensor.name: [shorten(int(size)) for size in reversed(tensor.shape)]
-            for tensor in reader.tensors
-        },
-    }
+    prefix = f"{architecture}."
+    own = {key: value for key, value in values.items() if key.startswith(prefix)}
+    metadata = {key.removeprefix(prefix): shorten(value) for key, value in own.items()}
+    tensors = {t.name: [shorten(int(size)) for size in reversed(t.shape)] for t in reader.tensors}
+    return {"architecture": architecture, "metadata": metadata, "tensors": tensors}
 
 
 def logits(work: Path) -> None:
@@ -232,9 +220,8 @@ def tokens(work: Path) -> None:
     for pre in KINDS_OF_VOCABULARY:
         file = written.write_gguf("olmoe", work / f"{pre}.gguf", pre=pre)
         model = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
-        written.SPLITS["tokens"][pre] = model.tokenize(
-            SPLIT_TEXT.encode(), add_bos=False, special=False
-        )
+        found = model.tokenize(SPLIT_TEXT.encode(), add_bos=False, special=False)
+        written.SPLITS["tokens"][pre] = found
     SPLITS.write_text(json.dumps(written.SPLITS) + "\n")
 
 
@@ -250,10 +237,8 @@ def quantise(work: Path) -> None:
             if number is not None:
                 parameters = library.llama_model_quantize_default_params()
                 parameters.ftype, parameters.nthread = number, 1
-                source = work / f"{name}-F32.gguf"
-                assert not library.llama_model_quantize(
-                    str(source).encode(), str(output).encode(), parameters
-                )
+                files = (str(path).encode() for path in (work / f"{name}-F32.gguf", output))
+                assert not library.llama_model_quantize(*files, parameters)
             recorded[output.name] = record(llama_cpp, output)
     content = {"llama_cpp_python": llama_cpp.__version__, "prompt": PROMPT, "files": recorded}
     RECORD.write_text(json.dumps(content) + "\n")
@@ -273,8 +258,7 @@ def record(llama_cpp, file: Path) -> dict:
     logits = model.scores[len(prompt) - 1].tolist()
     new = []
     for _ in range(NEW_TOKENS):
-        last = model.scores[model.n_tokens - 1]
-        new.append(int(last.argmax()))
+        new.append(int(model.scores[model.n_tokens - 1].argmax()))
         model.eval(new[-1:])
     return {"prompt": prompt, "new": new, "logits": [round(value, 5) for value in logits]}
 

@@ -13,15 +13,11 @@ COMMON = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
     # With these, the range that YaRN scales ends at a whole number, to which llama.cpp rounds it
     # and gpt-oss does not.
-    "rope_theta": 10765.7,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
+    "rope_theta": 10765.7, "beta_fast": 32.0, "beta_slow": 1.0,
+}  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64, "rope_theta": 10000.0,

@@ -31,9 +31,8 @@ def bytes_to_unicode() -> dict[int, str]:
     """Return the characters that stand for bytes in the vocabularies of GPT-2's kind."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printed]
-    return {byte: chr(byte) for byte in printed} | {
-        byte: chr(256 + place) for place, byte in enumerate(others)
-    }
+    replaced = {byte: chr(256 + place) for place, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printed} | replaced
 
 
 def write_gguf(

@@ -103,9 +103,8 @@ class Allocation:
                 continue
             number = other.number
             if max(known.values()) > max(self._stream.clock[number], self._devices.host[number]):
-                self._devices.races.append(
-                    f"memory of {self._stream} is freed, and {other} may still use it"
-                )
+                race = f"memory of {self._stream} is freed, and {other} may still use it"
+                self._devices.races.append(race)
         self.memory.give_back(self._num_bytes)
 
 

@@ -13,6 +13,7 @@ import random
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -94,9 +95,7 @@ class SimStream:
 class SimEvent:
     """A point in a stream's work. `torch.Event` on a simulated device makes one."""
 
-    def __init__(
-        self, device: torch.device | str | None = None, *, enable_timing: bool = False, **_: object
-    ):
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, **_: object):
         self._devices = SimDevices.current()
         self._is_timed = enable_timing
         self.seconds = 0.0
@@ -242,6 +241,12 @@ class SimDevices:
                 if stream.device == resolved:
                     stream.run()
                     self.host.join(stream.clock)
+
+    def take_races(self) -> list[str]:
+        """Return what has raced by the end of the work under way, once."""
+        self.synchronize("sim")
+        races, self.races = self.races, []
+        return races
 
     def run_some(self) -> None:
         """Let waiting copies run early, by the seed."""

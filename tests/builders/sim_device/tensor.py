@@ -17,13 +17,9 @@ KERNEL_SECONDS, COPY_SECONDS, SECONDS_PER_BYTE = 5e-6, 1e-5, 1e-10
 """What a kernel and a copy take, on the clock of timed events."""
 FAR = 1 << 60
 """Added to addresses: no host memory is there, so that reading one ends the process."""
-SYNCHRONISING = {
-    f"aten::{name}"
-    for name in (
-        *("_local_scalar_dense", "_unique2", "bincount", "equal", "masked_select", "nonzero"),
-        *("repeat_interleave.Tensor", "unique_consecutive", "unique_dim"),
-    )
-}
+WAITED_FOR = ("_local_scalar_dense", "_unique2", "bincount", "equal", "masked_select", "nonzero")
+WAITED_FOR += ("repeat_interleave.Tensor", "unique_consecutive", "unique_dim")
+SYNCHRONISING = {f"aten::{name}" for name in WAITED_FOR}
 """Kernels whose result, or the shape of it, the host waits for."""
 UNREAD = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::detach", "aten::lift")
 """Beginnings of operations that launch nothing."""
@@ -161,14 +157,12 @@ def describe(func: Any) -> Operation:
     is_unread = name.startswith(UNREAD)
     is_alias = any(result.alias_info is not None for result in schema.returns)
     return Operation(
-        func=func,
-        name=name,
+        func=func, name=name, written=frozenset(written),
         launches=not (func.is_view or is_unread or name == "aten::alias"),
-        written=frozenset(written),
         is_new=not (is_unread or is_alias or func._can_decompose()),
         is_waited_for=not SYNCHRONISING.isdisjoint((name, f"{name}.{func._overloadname}")),
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
-    )
+    )  # fmt: skip
 
 
 def run(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -199,10 +193,7 @@ def list_values(args: tuple, kwargs: dict) -> list:
     """Return an operation's arguments, and the members of those that are lists."""
     values: list = []
     for value in (*args, *kwargs.values()):
-        if isinstance(value, (list, tuple)):
-            values.extend(value)
-        else:
-            values.append(value)
+        values.extend(value if isinstance(value, (list, tuple)) else (value,))
     return values
 
 
@@ -251,9 +242,7 @@ def to_cpu(value: Any) -> Any:
     return CPU if type(value) is torch.device and value.type == "sim" else value
 
 
-def launch(
-    devices: SimDevices, stream: SimStream, called: Operation, args: tuple, kwargs: dict
-) -> None:
+def launch(devices: SimDevices, stream: SimStream, called: Operation, args: tuple, kwargs: dict):
     """Issue a kernel: check what it reads and writes, after all that its stream waits for."""
     devices.counts["launches"] += 1
     stream.issue(KERNEL_SECONDS)
@@ -285,8 +274,7 @@ def touch_rows(stream: SimStream, tensor: Any, numbers: Tensor, what: str) -> tu
     """Note that rows are read; return what remains to be noted."""
     if is_on_sim(tensor):
         for row in set(numbers.flatten().tolist()):
-            one = SimTensor(tensor.raw[row], tensor.allocation)
-            touch(one, stream, writes=False, what=what)
+            touch(SimTensor(tensor.raw[row], tensor.allocation), stream, writes=False, what=what)
     return ()
 
 
@@ -300,9 +288,7 @@ def multiply_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     return products
 
 
-def compute(
-    devices: SimDevices, stream: SimStream, called: Operation, args: tuple, kwargs: dict
-) -> Any:
+def compute(devices: SimDevices, stream: SimStream, called: Operation, args: tuple, kwargs: dict):
     """Compute on the CPU, with the device's random state, and kernels that only CUDA has."""
     func = called.func
     if called.name == "aten::_grouped_mm":

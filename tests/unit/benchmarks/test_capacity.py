@@ -14,26 +14,19 @@ from tests.builders.entries import tiny_spec
 
 
 def recorded(tokens: int, cpu_seconds: float) -> recordings.RecordedRun:
-    return recordings.RecordedRun(
-        prompts=1, tokens=tokens, num_bytes=50 * tokens, parts=1, cpu_seconds=cpu_seconds
-    )
+    counts = {"prompts": 1, "parts": 1, "tokens": tokens, "num_bytes": 50 * tokens}
+    return recordings.RecordedRun(**counts, cpu_seconds=cpu_seconds)
 
 
 def test_recording__leaves_out_the_start_and_takes_the_median() -> None:
-    pairs = [
-        (recorded(100, 7.0), recorded(1100, 9.0)),
-        (recorded(100, 7.0), recorded(1100, 10.0)),
-        (recorded(100, 7.0), recorded(1100, 17.0)),
-    ]
+    pairs = [(recorded(100, 7.0), recorded(1100, seconds)) for seconds in (9.0, 10.0, 17.0)]
     cost = recordings.compare_runs(pairs, planned_bytes_per_token=48)
-    assert cost.core_seconds_per_token == [0.002, 0.003, 0.01]
-    assert cost.bytes_per_token == 50.0
+    assert (cost.core_seconds_per_token, cost.bytes_per_token) == ([0.002, 0.003, 0.01], 50.0)
 
 
 def test_traces__have_disk_files_and_cores() -> None:
-    cost = recordings.RecordingCost(
-        bytes_per_token=50.0, planned_bytes_per_token=50, core_seconds_per_token=[0.001]
-    )
+    sizes = {"bytes_per_token": 50.0, "planned_bytes_per_token": 50}
+    cost = recordings.RecordingCost(**sizes, core_seconds_per_token=[0.001])
     every, routing, *_ = plan_traces(tiny_spec(), cost)
     assert every.num_bytes == 5e10
     assert every.files == 2 * 187  # parts of 256 MiB: each its columns, and its requests
@@ -47,11 +40,8 @@ def test_training__speed_counts_every_epoch() -> None:
         run = {"kinds": ["mlp", "reuse"], "networks": 7, "batch_size": 256}
         return {**run, "steps": steps, "seconds": seconds}
 
-    document = {
-        "origin": {"machine": "two cores"},
-        "training": part(100, 64.0),
-        "keeping": {"training": {"reuse": part(100, 6.4)}},
-    }
+    document = {"origin": {"machine": "two cores"}, "training": part(100, 64.0)}
+    document["keeping"] = {"training": {"reuse": part(100, 6.4)}}
     both, reuse = recordings.read_training(document)
     assert (both.token_visits, both.seconds) == (25_600, 64.0)
     assert (reuse.token_visits, reuse.seconds) == (25_600, 6.4)
@@ -64,13 +54,11 @@ def test_replays__are_measured_compiled_and_not(tmp_path: Path, monkeypatch) -> 
 
     monkeypatch.setattr(recordings, "run_program", run_here)
     recordings.record_prompts(4, tmp_path)
-    request = ReplayRequest(
-        trace=str(tmp_path / "trace"), model="qwen2-moe-tiny", new_tokens=4, repetitions=2
-    )
+    asked = {"trace": str(tmp_path / "trace"), "model": "qwen2-moe-tiny", "new_tokens": 4}
+    request = ReplayRequest(**asked, repetitions=2)
     costs = measure_replays(request, tmp_path / "replays", cores=1)
     measured = {(cost.system, cost.budget, cost.is_compiled) for cost in costs}
-    modes = {is_compiled(), False}
-    assert measured == set(itertools.product(SYSTEMS, BUDGETS, modes))
+    assert measured == set(itertools.product(SYSTEMS, BUDGETS, {is_compiled(), False}))
     for cost in costs:
         assert cost.decode_steps >= 4
         assert len(cost.step_seconds) == 2

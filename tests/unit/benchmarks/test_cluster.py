@@ -26,21 +26,15 @@ def run(steps, *, interconnect=None, slots=8, spec=SPEC, hardware=None, **switch
 
 def together(*, nodes=1, devices=1, **links):
     free = {"device_latency_seconds": 0.0, "device_bytes_per_second": float("inf")}
-    return Interconnect(
-        num_nodes=nodes, devices_per_node=devices, token_bytes=1, **{**free, **links}
-    )
+    sizes = {"num_nodes": nodes, "devices_per_node": devices, "token_bytes": 1}
+    return Interconnect(**sizes, **{**free, **links})
 
 
-def random_steps(seed, *, tokens=1, num=30):
-    rng = random.Random(seed)
-    layers, experts = SPEC.num_layers, range(SPEC.num_experts)
-    return [
-        routed_step(
-            [[rng.sample(experts, 2) for _ in range(tokens)] for _ in range(layers)],
-            list(range(tokens)),
-        )
-        for _ in range(num)
-    ]
+def random_steps(seed, *, tokens=1):
+    rng, requests, experts = random.Random(seed), list(range(tokens)), range(SPEC.num_experts)
+    layers = range(SPEC.num_layers)
+    drawn = ([[rng.sample(experts, 2) for _ in requests] for _ in layers] for _ in range(30))
+    return [routed_step(chosen, requests) for chosen in drawn]
 
 
 @pytest.mark.parametrize("switches", [{}, {"eviction": "belady", "idle_prefetch": True}])
@@ -62,9 +56,7 @@ def test_cluster__devices_fetch_and_compute_at_once():
     step = routed_step([[[0, 1]]], [0])
     assert run([step], spec=spec).tpot_seconds == [23.0]
     stats = run([step], spec=spec, interconnect=together(devices=2))
-    assert stats.tpot_seconds == [17.0]
-    assert stats.stall_seconds == 6.0
-    assert stats.total.misses == 2
+    assert (stats.tpot_seconds, stats.stall_seconds, stats.total.misses) == ([17.0], 6.0, 2)
 
 
 def test_cluster__a_layer_is_over_when_the_last_device_is():
@@ -91,9 +83,8 @@ def test_cluster__machines_share_tokens_and_pay_for_what_crosses():
     network = together(nodes=2, node_bytes_per_second=1.0, node_latency_seconds=0.5)
     stats = run([step, step], spec=spec, interconnect=network, hardware=machine)
     fetching, travel, computing = 6.0, 2.5, 4.0
-    assert stats.tpot_seconds == pytest.approx(
-        [10.2 + fetching + computing + travel, 10.2 + travel + computing + travel]
-    )
+    expected = [10.2 + first + computing + travel for first in (fetching, travel)]
+    assert stats.tpot_seconds == pytest.approx(expected)
 
 
 def test_interconnect__shares_of_tokens_that_cross():
@@ -116,8 +107,7 @@ def test_interconnect__divides_disk_and_host_memory():
     )  # fmt: skip
     hardware = describe_hardware(config, shape)
     one = Interconnect(devices_per_node=4, token_bytes=1).device_hardware(hardware)
-    assert one.store_bytes_per_second == 2.0
-    assert one.host_share == 0.125
+    assert (one.store_bytes_per_second, one.host_share) == (2.0, 0.125)
     # Two machines' memories hold all experts of the two between them.
     two = Interconnect(num_nodes=2, devices_per_node=4, token_bytes=1).device_hardware(hardware)
     assert two.host_share == 1.0

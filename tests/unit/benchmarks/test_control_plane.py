@@ -49,11 +49,9 @@ def test_profiler__gives_time_to_the_innermost_section(monkeypatch: pytest.Monke
     # A second passes from one event to the next, and every event is one of the running section.
     # inner: helper's call and return, its own return. generate: helper's two, and that it yields
     # twice and returns.
-    assert taken["eviction"] == 3
-    assert taken["planning"] == 5
+    assert (taken["eviction"], taken["planning"]) == (3, 5)
     # outer: calls of helper, inner, sum, three of generate; returns of helper, sum, its own.
-    assert taken["engine"] == 9
-    assert taken["probes"] == 0
+    assert (taken["engine"], taken["probes"]) == (9, 0)
     assert set(profiler.take_seconds(0.0).values()) == {0.0}, "they are taken once"
     with profiler:
         outer()

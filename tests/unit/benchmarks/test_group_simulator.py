@@ -72,8 +72,7 @@ def test_group__of_one_is_an_ordinary_step():
 
 
 def test_group__computes_experts_batch_by_batch():
-    step = group(((0, 1), (0, 0)), ((0, 2), (0, 0)), merges_experts=False)
-    stats, spans = run([step])
+    stats, spans = run([group(((0, 1), (0, 0)), ((0, 2), (0, 0)), merges_experts=False)])
     computed = [(e, end - start) for kind, e, start, end in spans if kind == "compute"]
     # Expert 0 of layer 0 is computed twice, by one token each; that of layer 1 by two each.
     assert computed == [
@@ -94,13 +93,13 @@ def test_group__loads_caches_one_micro_batch_ahead():
     assert stats.tpot_seconds == [135]
 
 
+PAIRS = st.tuples(st.integers(0, 3), st.integers(0, 3))
+"""Experts of a request in both layers."""
+
+
 @settings(max_examples=60, deadline=None)
 @given(
-    chosen=st.lists(
-        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=4),
-        min_size=1,
-        max_size=6,
-    ),
+    chosen=st.lists(st.lists(PAIRS, min_size=1, max_size=4), min_size=1, max_size=6),
     name=st.sampled_from(["klotski", "promoe", "fmoe", "on-demand", "deepspeed"]),
     slots=st.integers(2, 8),
     merges=st.booleans(),
@@ -110,10 +109,8 @@ def test_group__ends_and_never_beats_the_bound(chosen, name, slots, merges, load
     batches = [(tuple(a for a, _ in batch), tuple(b for _, b in batch)) for batch in chosen]
     steps = [group(*batches, merges_experts=merges, cache_bytes=load_bytes)] * 3
     stats, _ = run(steps, load_system(name), slots=slots)
-    bound = bound_time(
-        steps, spec=SPEC, hardware=MACHINE, num_slots=slots, dense_seconds=dense_seconds
-    )
+    machine = {"spec": SPEC, "hardware": MACHINE, "num_slots": slots}
+    bound = bound_time(steps, dense_seconds=dense_seconds, **machine)
     assert stats.total_seconds >= bound.prefill_seconds + bound.decode_seconds - 1e-9
-    assert stats.total.requests == 3 * sum(
-        len({e for layers in batches for e in layers[layer]}) for layer in range(2)
-    )
+    used = [{e for layers in batches for e in layers[layer]} for layer in range(2)]
+    assert stats.total.requests == 3 * sum(map(len, used))

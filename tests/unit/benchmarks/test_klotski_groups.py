@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.klotski import workload as work
 from benchmarks.klotski.config import KlotskiConfig
 from benchmarks.klotski.environments import ENVIRONMENTS, GroupMachine, describe_machine
 from benchmarks.klotski.group_replays import GroupReplays
@@ -14,17 +15,7 @@ from benchmarks.klotski.measures import ExpertSpans, covered_seconds, measure_re
 from benchmarks.klotski.prefetch_accuracy import count_hot
 from benchmarks.klotski.rows import ReadsPerStep
 from benchmarks.klotski.simulated import replay_group
-from benchmarks.klotski.workload import (
-    KV_BYTES,
-    NEW_TOKENS,
-    PROMPT_TOKENS,
-    SIMULATED_STEPS,
-    GroupWorkload,
-    TiledStep,
-    TokenPool,
-    fill_correlation_table,
-    tile_spec,
-)
+from benchmarks.klotski.workload import KV_BYTES, NEW_TOKENS, PROMPT_TOKENS, GroupWorkload
 from benchmarks.papers.cells import DrawnGroups, PaperCell
 from benchmarks.papers.paper_context import load_hardware
 from predictors.base import Forecast, Predictor, Signal
@@ -48,7 +39,7 @@ def trace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pool(trace):
-    return TokenPool(trace)
+    return work.TokenPool(trace)
 
 
 def test_pool__draws_consecutive_tokens(trace, pool):
@@ -73,7 +64,7 @@ def test_workload__has_prompts_then_a_token_of_each_request(pool):
 
 
 def test_tiled_step__repeats_the_recorded_layers():
-    step = TiledStep(np.arange(2), np.array([[[0], [1]], [[2], [3]]]))
+    step = work.TiledStep(np.arange(2), np.array([[[0], [1]], [[2], [3]]]))
     assert [step.experts(layer).tolist() for layer in (1, 2)] == [[[2], [3]], [[0], [1]]]
 
 
@@ -93,9 +84,8 @@ def test_machine__keeps_caches_and_experts_in_host_memory():
     experts = 56 * 8 * 603_979_776
     workload = ENVIRONMENT.workload(batch=64, n=10, merges_experts=True)
     caches = 640 * (PROMPT_TOKENS + NEW_TOKENS) * KV_BYTES * 56
-    assert describe_machine(ENVIRONMENT, workload).host_share == pytest.approx(
-        (230e9 - caches) / experts
-    )
+    share = describe_machine(ENVIRONMENT, workload).host_share
+    assert share == pytest.approx((230e9 - caches) / experts)
 
 
 def test_machine__decodes_quantised_experts_before_it_computes():
@@ -107,7 +97,7 @@ def test_machine__decodes_quantised_experts_before_it_computes():
 
 
 def test_groups__in_larger_ones_serve_more(trace, pool):
-    spec = tile_spec(trace, replace(ENVIRONMENT.model, num_layers=6))
+    spec = work.tile_spec(trace, replace(ENVIRONMENT.model, num_layers=6))
     system = load_system("klotski")
     speeds = []
     for n in (1, 4):
@@ -115,7 +105,8 @@ def test_groups__in_larger_ones_serve_more(trace, pool):
             system,
             GroupWorkload(batch=2, n=n, merges_experts=True, moves_caches=False, weight_bytes=0),
             replace(MACHINE, link_bytes_per_second=0.01, flops=1e9, memory_bytes_per_second=1e9),
-            spec=spec, arena_bytes=15 * 12, predictor=fill_correlation_table(spec, pool), pool=pool,
+            spec=spec, arena_bytes=15 * 12, pool=pool,
+            predictor=work.fill_correlation_table(spec, pool),
         )  # fmt: skip
         speeds.append(speed)
     assert speeds[1] > 1.5 * speeds[0]
@@ -136,7 +127,7 @@ def test_accuracy__counts_the_hottest_experts():
     spec = tiny_spec(num_layers=2, num_experts=4, top_k=2)
     # Layer 0: expert 0 has one token, 1 none, 2 and 3 more. Layer 1: 0 and 1 have all.
     experts_LTK = np.array([[[2, 3], [2, 3], [0, 3]], [[0, 1], [1, 0], [0, 1]]])
-    (counts,) = count_hot(Fixed(spec), [TiledStep(np.arange(3), experts_LTK)])
+    (counts,) = count_hot(Fixed(spec), [work.TiledStep(np.arange(3), experts_LTK)])
     assert counts == (4, 0 + 2)
 
 
@@ -150,8 +141,8 @@ def test_group_replays__leave_the_first_group_out(trace):
         measures_accuracy=True,
     )  # fmt: skip
     units = GroupReplays(trace).run(cell, drawn).units
-    assert (units.prefills, units.decode_steps) == ([1, 1], [SIMULATED_STEPS] * 2)
-    assert units.ranked == [SIMULATED_STEPS * 3 * 2] * 2  # two hot experts of each layer
+    assert (units.prefills, units.decode_steps) == ([1, 1], [work.SIMULATED_STEPS] * 2)
+    assert units.ranked == [work.SIMULATED_STEPS * 3 * 2] * 2  # two hot experts of each layer
     assert all(0 < correct < units.ranked[0] for correct in units.ranked_correctly)
 
 
@@ -193,8 +184,7 @@ def spans_of_a_run():
 
 def test_shares__are_of_decode_steps_and_count_waiting():
     shares = measure_shares(spans_of_a_run())
-    assert shares.seconds == 8
-    assert shares.link == pytest.approx((2 + 1 + 1.5) / 8)
+    assert (shares.seconds, shares.link) == (8, pytest.approx((2 + 1 + 1.5) / 8))
     assert shares.compute == pytest.approx(1 - 3 / 8)
     assert shares.both_idle == pytest.approx(1.5 / 8)  # from 15.5, when the bytes arrived, to 17
     assert shares.bytes_per_second == pytest.approx(40 / 8)
@@ -205,11 +195,9 @@ def test_reads__are_counted_within_a_step():
 
 
 def test_requests__have_every_point_once(tmp_path):
-    config = KlotskiConfig(
-        model=tmp_path, trace=tmp_path, batch_size=4, n=2, sizes=[2, 4], groups=[1, 2], threads=1
-    )
-    requests = list_requests(config)
-    points = [(r.variant, r.batch_size, r.n, r.kv_budget) for r in requests.values()]
+    points = {"batch_size": 4, "n": 2, "sizes": [2, 4], "groups": [1, 2]}
+    config = KlotskiConfig(model=tmp_path, trace=tmp_path, threads=1, **points)
+    points = [(r.variant, r.batch_size, r.n, r.kv_budget) for r in list_requests(config).values()]
     assert len(set(points)) == len(points)
     klotski = {(b, n) for variant, b, n, kv in points if variant == "klotski" and kv is None}
     assert klotski == {(2, 1), (2, 2), (4, 1), (4, 2)}

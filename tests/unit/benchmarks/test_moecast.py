@@ -6,8 +6,7 @@ from tests.builders.traces import make_spec, make_trace
 
 def test_perfect_forecasts__are_the_routing_of_later_layers(tmp_path):
     spec = make_spec(num_layers=3)
-    trace = make_trace(tmp_path / "trace", spec=spec)
-    steps = list(trace.steps("held_out"))[:5]
+    steps = list(make_trace(tmp_path / "trace", spec=spec).steps("held_out"))[:5]
     player = perfect_forecasts(steps, spec).predictor(spec)
     for step in steps:
         chosen = [set(step.experts(layer).ravel().tolist()) for layer in range(3)]

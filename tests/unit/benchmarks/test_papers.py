@@ -75,12 +75,8 @@ def test_published__units_become_numbers() -> None:
 
 def test_claims__cover_every_published_figure_or_name_why_not() -> None:
     table = cells.ReplayTable(SPEC)
-    claimed = {
-        (paper, row.name)
-        for paper, figures in PAPERS.items()
-        for compare in figures
-        for row in compare(table)
-    }
+    found = [(paper, compare(table)) for paper, figures in PAPERS.items() for compare in figures]
+    claimed = {(paper, row.name) for paper, compared in found for row in compared}
     # Figure 13 is replayed on several machines.
     figure_13 = scaling.figure_13(defaultdict(lambda: (1.0, 1.0)))
     claimed |= {(scaling.PAPER, row.name) for row in figure_13}
@@ -121,8 +117,7 @@ def test_units__divide_a_replay_at_its_prefills() -> None:
     ]
     units = cells.UnitSums.of_replay(totals, warm_units=1)
     # The first unit, which found an empty cache, is in no figure.
-    assert units.prefill_seconds == [3.0, 5.0]
-    assert units.decode_seconds == [3.0, 0.0]
+    assert (units.prefill_seconds, units.decode_seconds) == ([3.0, 5.0], [3.0, 0.0])
     assert units.hits == [4, 0]
     sums = units.sum()
     assert (sums.ttft_seconds, sums.tpot_seconds, sums.hit_rate) == (4.0, 1.5, 0.5)
@@ -131,17 +126,15 @@ def test_units__divide_a_replay_at_its_prefills() -> None:
 
 def test_intervals__pair_the_requests_of_two_replays() -> None:
     """A ratio that is the same for every request has no spread, however they differ."""
-    rng = np.random.default_rng(0)
-    seconds = rng.uniform(1, 9, 50)
+    seconds = np.random.default_rng(0).uniform(1, 9, 50)
     fast, slow = SystemConfig(name="fast"), SystemConfig(name="slow", per_layer=False)
     shape, hardware = load_shape("mixtral-8x7b"), load_hardware("rtx4090-pcie4")
     units = {}
     for system, factor in ((fast, 1.0), (slow, 3.0)):
         cell = cells.PaperCell(system=system, shape=shape, hardware=hardware, share=0.5)
         ones = dict.fromkeys(cells.UnitSums.__dataclass_fields__, [1.0] * 50)
-        units[cell.digest()] = cells.UnitSums(
-            **ones | {"decode_seconds": (factor * seconds).tolist()}
-        )
+        ones["decode_seconds"] = (factor * seconds).tolist()
+        units[cell.digest()] = cells.UnitSums(**ones)
 
     def compare(table: cells.ReplayTable) -> Iterator[Comparison]:
         found = [table.replay(each, shape, hardware, share=0.5) for each in (fast, slow)]
@@ -154,11 +147,9 @@ def test_intervals__pair_the_requests_of_two_replays() -> None:
     ratio, time = make_claims("promoe", compare(sums), compare(samples))
     assert (ratio.ours, ratio.low, ratio.high) == pytest.approx((3.0, 3.0, 3.0))
     assert time.ours == pytest.approx(seconds.mean())
-    assert time.low is not None
-    assert time.high is not None
+    assert None not in (time.low, time.high)
     # 1.96 standard errors to either side.
-    error = seconds.std() / np.sqrt(50)
-    assert time.high - time.low == pytest.approx(2 * 1.96 * error, rel=0.15)
+    assert time.high - time.low == pytest.approx(2 * 1.96 * (seconds.std() / np.sqrt(50)), rel=0.15)
     assert np.shape(samples.find(samples.asked[0]).tpot_seconds) == (cells.NUM_SAMPLES,)
 
 
@@ -185,8 +176,7 @@ def test_fold__a_group_is_as_likely_as_any_of_its_experts() -> None:
     scores = np.array([[0.5, 0.5, 0.0, 0.25, 0.0, 0.0]], np.float32)
     order = np.array([1, 5, 2, 3, 0, 9], np.float32)
     forecast = FOLD.fold_forecast(RecordedForecast(1, scores, [5, 4, 0], order), most=None)
-    assert forecast.layer == 1
-    assert forecast.scores_TE.tolist() == [[0.75, 0.25, 0.0]]
+    assert (forecast.layer, forecast.scores_TE.tolist()) == (1, [[0.75, 0.25, 0.0]])
     assert forecast.wanted == [2, 0]
     assert forecast.priority_E is not None
     assert forecast.priority_E.tolist() == [5, 3, 9]

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,8 @@ def test_fused__holds_the_same_values_with_gate_before_up(checkpoint, tmp_path, 
     ours, theirs = read_weights(tmp_path / "fused"), read_weights(checkpoint)
     stem = "model.layers.1.mlp.experts"
     for expert in range(EXPERTS):
-        gate, up, down = (
-            theirs[f"{stem}.{expert}.{part}_proj.weight"].to(dtype)
-            for part in ("gate", "up", "down")
-        )
+        keys = (f"{stem}.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+        gate, up, down = (theirs[key].to(dtype) for key in keys)
         assert torch.equal(ours[f"{stem}.gate_up_proj"][expert], torch.cat([gate, up]))
         assert torch.equal(ours[f"{stem}.down_proj"][expert], down)
     others = {key for key in theirs if ".experts." not in key}
@@ -68,10 +67,8 @@ def add_tokenizer(folder: Path) -> dict[str, Any]:
     """Adds a tokenizer without a piece for the last token; returns the configuration."""
     config = json.loads((folder / "config.json").read_text())
     pieces = {f"p{number}": number for number in range(config["vocab_size"] - 1)}
-    tokenizer = {
-        "model": {"vocab": pieces, "merges": [["p", "1"], "p 2"]},
-        "added_tokens": [{"id": 0, "content": "<|end|>"}],
-    }
+    model = {"vocab": pieces, "merges": [["p", "1"], "p 2"]}
+    tokenizer = {"model": model, "added_tokens": [{"id": 0, "content": "<|end|>"}]}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     config |= {"bos_token_id": 0, "eos_token_id": 0}
     (folder / "config.json").write_text(json.dumps(config))
@@ -136,9 +133,8 @@ def test_gguf__of_qwen3_has_matrices_in_bfloat16_and_routers_in_float32(tmp_path
     np.testing.assert_array_equal(bits, up.view(torch.uint16).numpy())
     router = tensors["blk.1.ffn_gate_inp.weight"]
     assert router.tensor_type == gguf.GGMLQuantizationType.F32
-    np.testing.assert_array_equal(
-        router.data, theirs["model.layers.1.mlp.gate.weight"].float().numpy()
-    )
+    gate = theirs["model.layers.1.mlp.gate.weight"].float().numpy()
+    np.testing.assert_array_equal(router.data, gate)
     sizes = {name: reader.fields[f"qwen3moe.{name}"].contents() for name in (
         "expert_count", "expert_used_count", "attention.key_length"
     )}  # fmt: skip
@@ -176,40 +172,31 @@ def test_random_model__refuses_what_is_there_and_no_layers(tmp_path: Path) -> No
 def test_random_model__repeats_the_tokens_and_experts_of_a_log(tmp_path: Path, monkeypatch) -> None:
     log, num_tokens = tmp_path / "log.jsonl", 12
     rng = np.random.default_rng(0)
-    chosen = [
-        [rng.choice(EXPERTS, 2, replace=False).tolist() for _ in range(LAYERS + 2)]
-        for _ in range(num_tokens)
-    ]
-    lines = [
-        {"layer": layer, "experts": experts, "position": position}
-        for position, layers in enumerate(chosen)
-        for layer, experts in enumerate(layers)
-    ]
+    draw = partial(rng.choice, EXPERTS, 2, replace=False)
+    chosen = [[draw().tolist() for _ in range(LAYERS + 2)] for _ in range(num_tokens)]
+    taken = [(at, layer, one) for at, own in enumerate(chosen) for layer, one in enumerate(own)]
+    lines = [dict(zip(("position", "layer", "experts"), one, strict=True)) for one in taken]
     log.write_text("\n".join(map(json.dumps, lines)))
     folder = tiny_random_model(tmp_path / "model", monkeypatch, routing=log)
     ids = json.loads((folder / "routed_tokens.json").read_text())
-    model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16, output_loading_info=True
-    )
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        assert not info[kind]
+    options = {"dtype": torch.bfloat16, "output_loading_info": True}
+    model, info = AutoModelForCausalLM.from_pretrained(folder, **options)
+    assert not any(info[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched"))
     routed: list[list[list[int]]] = [[] for _ in range(LAYERS)]
-    for layer, block in enumerate(model.model.layers):
-        block.mlp.gate.register_forward_hook(
-            lambda _module, _args, output, to=routed[layer]: to.extend(
-                sorted(row) for row in output[2].tolist()
-            )
-        )
-    output = model.generate(
-        torch.tensor([ids[:4]]), max_new_tokens=num_tokens - 4, do_sample=False, eos_token_id=None
-    )
+
+    def note(to: list[list[int]], _module: Any, _args: Any, output: Any) -> None:
+        to.extend(sorted(row) for row in output[2].tolist())
+
+    for block, to in zip(model.model.layers, routed, strict=True):
+        block.mlp.gate.register_forward_hook(partial(note, to))
+    greedy = {"max_new_tokens": num_tokens - 4, "do_sample": False, "eos_token_id": None}
+    output = model.generate(torch.tensor([ids[:4]]), **greedy)
     assert output[0].tolist() == ids
     # Consecutive layers from the middle.
     expected = [[sorted(layers[1 + layer]) for layers in chosen[:-1]] for layer in range(LAYERS)]
     assert routed == expected
     questions = run.make_questions(PeersConfig(model=folder, max_new_tokens=2), None)
-    assert questions.warm_up == [ids[:3]]
-    assert questions.prompts == [ids[3:6], ids[6:9], ids[9:]]
+    assert (questions.warm_up, questions.prompts) == ([ids[:3]], [ids[3:6], ids[6:9], ids[9:]])
 
 
 def test_first_difference__counts_short_answers_as_far_as_they_go() -> None:
@@ -225,9 +212,8 @@ KEY = rows.PeerKey(
 
 
 def peer_run(step: float) -> rows.PeerRun:
-    answer = rows.PeerAnswer(
-        tokens=[7, 8, 9], seconds=[1.0, 1.0 + step, 1.0 + 3 * step], read_bytes=[100, 110, 140]
-    )
+    times = [1.0, 1.0 + step, 1.0 + 3 * step]
+    answer = rows.PeerAnswer(tokens=[7, 8, 9], seconds=times, read_bytes=[100, 110, 140])
     return rows.PeerRun(
         versions={"peer": "1"}, load_seconds=1.0, answers=[answer], peak_resident_bytes=4,
         peak_anonymous_bytes=1, peak_cached_bytes=2, peak_charged_bytes=3, mean_charged_bytes=3.0,
@@ -238,10 +224,8 @@ def peer_run(step: float) -> rows.PeerRun:
 def test_summary__takes_medians_and_bytes_after_the_first_token() -> None:
     row = rows.summarize_runs(KEY, [peer_run(0.1), peer_run(0.2), peer_run(0.4)], [[7, 8, 9]])
     assert row.tokens_per_second == pytest.approx(2 / 0.6)
-    assert row.tpot_seconds == pytest.approx((0.2 + 0.4) / 2)
-    assert row.ttft_seconds == 1.0
-    assert row.read_bytes_per_token == 20
-    assert row.tokens_as_transformers == "yes"
+    assert (row.tpot_seconds, row.ttft_seconds) == (pytest.approx((0.2 + 0.4) / 2), 1.0)
+    assert (row.read_bytes_per_token, row.tokens_as_transformers) == (20, "yes")
     assert rows.summarize_runs(KEY, [peer_run(0.1)], None).tokens_as_transformers is None
 
 
@@ -273,8 +257,7 @@ def test_keys__read_ahead_is_varied_for_programs_that_map_what_does_not_fit() ->
     expected = [("25%", threads, ahead) for threads in (1, 2) for ahead in (512, SLOW)]
     assert settings == [*expected, ("100%", 1, OWN), ("100%", 2, OWN)]
     assert {key.read_ahead_kib for key in keys_of("25%", peer="moecast")} == {None}
-    in_memory = keys_of("25%", "100%", peer="llama-cpp-in-memory")
-    assert {key.budget for key in in_memory} == {"100%"}
+    assert {key.budget for key in keys_of("25%", "100%", peer="llama-cpp-in-memory")} == {"100%"}
 
 
 def test_keys__memory_is_the_same_for_all_and_reserved_where_not_all_fits() -> None:
@@ -361,9 +344,8 @@ def test_device_map__keeps_all_layers_where_all_fit(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(WORKERS))
     from with_accelerate import device_map
 
-    config = Qwen3MoeConfig(
-        num_hidden_layers=3, hidden_size=8, moe_intermediate_size=4, num_experts=2
-    )
+    sizes = {"num_hidden_layers": 3, "hidden_size": 8, "moe_intermediate_size": 4}
+    config = Qwen3MoeConfig(**sizes, num_experts=2)
     layer = 3 * 8 * 4 * 2 * torch.bfloat16.itemsize
 
     def on_disk(budget: int) -> list[str]:

@@ -27,13 +27,11 @@ SHAPE = {
 TOKENS = 16
 
 
-def write_log(path: Path, *, layers: int = 2, experts: int = 8) -> Path:
+def write_log(path: Path, *, experts: int = 8) -> Path:
     rng = np.random.default_rng(0)
-    lines = [
-        {"layer": layer, "experts": rng.permutation(experts)[:2].tolist(), "position": position}
-        for position in range(TOKENS)
-        for layer in range(layers)
-    ]
+    places = [(position, layer) for position in range(TOKENS) for layer in (0, 1)]
+    drawn = {place: rng.permutation(experts)[:2].tolist() for place in places}
+    lines = [{"layer": layer, "experts": own, "position": at} for (at, layer), own in drawn.items()]
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
 
@@ -73,8 +71,7 @@ def test_run_real_size__serves_the_model_as_the_log_routes_it(tmp_path, monkeypa
 
 
 def test_run_real_size__refuses_a_log_that_would_repeat_or_does_not_fit(tmp_path) -> None:
-    log = write_log(tmp_path / "log.jsonl")
-    config = make_config(tmp_path, routing=log, requests=2)
+    config = make_config(tmp_path, routing=write_log(tmp_path / "log.jsonl"), requests=2)
     with pytest.raises(MoecastError, match="the log has 16 tokens, a run routes 24"):
         real_size.run_real_size(config)
     wide = write_log(tmp_path / "wide.jsonl", experts=64)
@@ -107,8 +104,7 @@ def test_write_random_model__continues_and_ends_the_same(tmp_path) -> None:
 
 
 def test_write_random_model__keeps_the_variance_of_activations(tmp_path) -> None:
-    model = write_random_model(SHAPE, tmp_path, seed=0)
-    store = open_store(model.store, None)
+    store = open_store(write_random_model(SHAPE, tmp_path, seed=0).store, None)
     weights = read_expert(store, 1, 7)
     store.close()
     # Decoded: without kernels, as everywhere where there are none.

@@ -68,10 +68,8 @@ def test_part__of_one_benchmark_leaves_the_others(tmp_path: Path) -> None:
 
 def test_system_runs__pool_their_repetitions() -> None:
     def answers(*seconds: float) -> list[TimedCompletion]:
-        return [
-            TimedCompletion(ttft_seconds=s / 2, e2e_seconds=s, tpot_seconds=None, text="a")
-            for s in seconds
-        ]
+        times = [{"ttft_seconds": s / 2, "e2e_seconds": s, "tpot_seconds": None} for s in seconds]
+        return [TimedCompletion(**each, text="a") for each in times]
 
     counted = {"hits": 1.0, "joins": 0.0, "misses": 1.0, "bytes": 8.0, "stall_seconds": 0.5}
     runs = SystemRuns()
@@ -81,27 +79,20 @@ def test_system_runs__pool_their_repetitions() -> None:
     summary = runs.summarize()
     assert summary.mean_of_each_repetition == [2, 6]
     end_to_end = summary.e2e_seconds
-    assert (end_to_end.mean, end_to_end.p50) == (4, 3.5)
-    assert end_to_end.p90 == pytest.approx(6.8)
-    assert end_to_end.p99 == pytest.approx(7.88)
-    assert end_to_end.all == [1, 3, 4, 8]
-    assert summary.tpot_seconds.all == [0.25]
-    assert summary.counted.hit_rate == 0.75
+    assert (end_to_end.mean, end_to_end.p50, end_to_end.p90) == (4, 3.5, pytest.approx(6.8))
+    assert (end_to_end.p99, end_to_end.all) == (pytest.approx(7.88), [1, 3, 4, 8])
+    assert (summary.tpot_seconds.all, summary.counted.hit_rate) == ([0.25], 0.75)
     assert summary.counted.bytes == 16
     assert runs.texts == ("a",) * 4
 
 
 def test_attack__is_reached_only_if_every_honest_request_is_answered() -> None:
-    size = 200 << 20
-    same = rows.FootprintSample(
-        seconds=0.0, rss_bytes=size, anonymous_bytes=size, descriptors=5, threads=2
-    )
-    honest = rows.HonestCounts(
-        asked=9, answered=9, wrong=0, refused={"429": 2}, failed={}, seconds_worst=3.0
-    )
-    memory = rows.LimitReport(
-        limit_bytes=465 << 20, peak_anonymous_bytes=2**28, peak_bytes=2**28, was_killed=False
-    )
+    sizes = {"rss_bytes": 200 << 20, "anonymous_bytes": 200 << 20}
+    same = rows.FootprintSample(**sizes, seconds=0.0, descriptors=5, threads=2)
+    counts = {"asked": 9, "answered": 9, "wrong": 0, "refused": {"429": 2}, "failed": {}}
+    honest = rows.HonestCounts(**counts, seconds_worst=3.0)
+    peaks = {"peak_anonymous_bytes": 2**28, "peak_bytes": 2**28}
+    memory = rows.LimitReport(**peaks, limit_bytes=465 << 20, was_killed=False)
     report = rows.AttackReport(
         minutes=60.0, honest=honest, hostile={"bombs": {"400": 1200}}, unexpected=0, memory=memory,
         health=rows.HealthReport(probes=10, failed=0, seconds_p99=0.1, seconds_worst=0.2),

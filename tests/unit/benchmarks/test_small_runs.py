@@ -67,19 +67,16 @@ def test_prefill__is_measured_beside_its_bounds(model, tmp_path, monkeypatch):
     report = read_document(config.output)
     assert [row["system"] for row in report["rows"]] == config.system
     assert report["disk_bytes_per_second"] == 1e9
-    for row in report["rows"]:
-        assert row["seconds"] > 0
-        assert row["moved_mib"] > 0
+    assert all(row["seconds"] > 0 and row["moved_mib"] > 0 for row in report["rows"])
 
     assert "| `promoe` | " in "\n".join(systems.prefill_table(report))
 
 
 def test_prefill__takes_ratios_prompt_by_prompt() -> None:
     """The machine ran at a third of its speed in the second turn, which changes no ratio."""
-    times = [
-        prefill.PrefillTimes(seconds=1.2, compute_seconds=0.5, link_seconds=1.0),
-        prefill.PrefillTimes(seconds=3.6, compute_seconds=1.5, link_seconds=3.0),
-    ]
+    parts = {"seconds": 1.2, "compute_seconds": 0.5, "link_seconds": 1.0}
+    turns = [{name: slower * part for name, part in parts.items()} for slower in (1, 3)]
+    times = [prefill.PrefillTimes(**turn) for turn in turns]
     assert prefill.make_row("promoe", times, [1 << 20, 3 << 20]).over_bound == pytest.approx(1.2)
 
 
@@ -107,13 +104,10 @@ def test_payoff__takes_its_interval_over_requests() -> None:
 
 def test_lockstep__ratios_are_taken_within_each_round() -> None:
     """The machine ran at a third of its speed in the second round, which changes no ratio."""
-    rounds = [
-        {("eager", 1): 30.0, ("shared", 1): 24.0, ("shared", 8): 96.0},
-        {("eager", 1): 10.0, ("shared", 1): 8.0, ("shared", 8): 32.0},
-    ]
+    fast = {("eager", 1): 10.0, ("shared", 1): 8.0, ("shared", 8): 32.0}
+    rounds = [{setting: 3 * rate for setting, rate in fast.items()}, fast]
     row = lockstep.make_row(rounds, "shared", 8, reference="eager")
-    assert row.over_one == pytest.approx(4.0)
-    assert row.over_reference == pytest.approx(3.2)
+    assert (row.over_one, row.over_reference) == (pytest.approx(4.0), pytest.approx(3.2))
     assert row.tokens_per_second == pytest.approx(64.0)
 
 
@@ -151,15 +145,12 @@ def test_routing__starts_every_system_alike(tmp_path, capsys) -> None:
 
 
 def test_dequantise__is_timed_beside_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    experts = {
-        "mxfp4": (dequantise.make_mxfp4, ((64, 64),)),
-        "fp8": (dequantise.make_fp8, ((128, 256),)),
-    }
+    experts = {"mxfp4": (dequantise.make_mxfp4, ((64, 64),))}
+    experts["fp8"] = (dequantise.make_fp8, ((128, 256),))
     monkeypatch.setattr(dequantise, "EXPERTS", experts)
     output, threads = tmp_path / "dequantise.json", torch.get_num_threads()
-    dequantise.run_dequantise(
-        configs.DequantiseConfig(repetitions=2, threads=threads, output=output)
-    )
+    config = configs.DequantiseConfig(repetitions=2, threads=threads, output=output)
+    dequantise.run_dequantise(config)
     report = read_document(output)
     rows = report.rows
     assert [row["format"] for row in rows] == ["mxfp4", "fp8"]

@@ -19,13 +19,10 @@ from predictors.errors import MoecastError
 def make_part(name: str, *rows: tuple[str, str, int, int | None, float]) -> Document:
     """A part of the other programs' results; rows: peer, budget, threads, KiB, tokens/s."""
     keys = ("peer", "budget", "threads", "read_ahead_kib", "tokens_per_second")
-    origin = {"command": "python -m benchmarks peers", "revision": "a" * 40}
     return Document(
-        origin=origin,
-        model="inflated",
-        format=name,
-        rows=[Document(zip(keys, row, strict=True)) for row in rows],
-    )
+        origin={"command": "python -m benchmarks peers", "revision": "a" * 40}, model="inflated",
+        format=name, rows=[Document(zip(keys, row, strict=True)) for row in rows],
+    )  # fmt: skip
 
 
 def test_other_programs__stand_in_their_fastest_setting() -> None:
@@ -41,11 +38,10 @@ def test_other_programs__stand_in_their_fastest_setting() -> None:
         ("llama-cpp", "25%", 2, 128, 8.0),
         ("llama-cpp", "25%", 2, 512, 5.0),
     )
-    pairs = [
+    assert [
         (own.tokens_per_second, other.peer, other.tokens_per_second)
         for own, other in peers.compare_rows(part)
-    ]
-    assert pairs == [(20.0, "llama-cpp", 8.0), (50.0, "llama-cpp-in-memory", 125.0)]
+    ] == [(20.0, "llama-cpp", 8.0), (50.0, "llama-cpp-in-memory", 125.0)]
 
 
 def test_gguf_formats__are_compared_with_the_fastest_other_program() -> None:
@@ -61,32 +57,26 @@ def test_gguf_formats__are_compared_with_the_fastest_other_program() -> None:
         "* q4_0, the included model enlarged to 2 GiB of float32: at 25% moecast is 1.5 times as "
         "fast as ik_llama.cpp."
     )
-    resident = make_part(
-        "q8_0",
-        ("on-demand", "25%", 1, None, 5.0),
-        ("on-demand", "100%", 1, None, 10.0),
-        ("llama-cpp", "100%", 2, 8192, 30.0),
-        ("llama-cpp-in-memory", "100%", 2, None, 40.0),
-    )
-    assert peers.describe_quantised(resident).endswith(
-        ": where everything fits llama.cpp is 4.0 times as fast as moecast (`on-demand`)."
-    )
+    assert peers.describe_quantised(
+        make_part(
+            "q8_0",
+            ("on-demand", "25%", 1, None, 5.0),
+            ("on-demand", "100%", 1, None, 10.0),
+            ("llama-cpp", "100%", 2, 8192, 30.0),
+            ("llama-cpp-in-memory", "100%", 2, None, 40.0),
+        )
+    ).endswith(": where everything fits llama.cpp is 4.0 times as fast as moecast (`on-demand`).")
 
 
 def test_bounds__that_a_run_has_beaten_are_left_out() -> None:
     def row(budget: str, system: str, seconds: float) -> dict[str, Any]:
-        simulated = system in ("oracle", "bound")
-        figures = {"tpot_mean_seconds": seconds, "simulated": simulated}
+        figures = {"tpot_mean_seconds": seconds, "simulated": system in ("oracle", "bound")}
         return {"budget": budget, "system": system, **figures}
 
     rows = [
-        row("50%", "moecast", 0.06),
-        row("50%", "bound", 0.05),
-        row("100%", "moecast", 0.04),
-        row("100%", "promoe", 0.07),
-        row("100%", "bound", 0.05),
-        row("75%", "bound", 0.05),
-    ]
+        row("50%", "moecast", 0.06), row("50%", "bound", 0.05), row("75%", "bound", 0.05),
+        row("100%", "moecast", 0.04), row("100%", "promoe", 0.07), row("100%", "bound", 0.05),
+    ]  # fmt: skip
     assert systems.find_beaten_bounds(rows) == ["100%"]
 
 
@@ -157,11 +147,9 @@ def test_figures__are_those_of_the_committed_results() -> None:
                 expected[folder / f"{section.name}.csv"] = section.csv().decode()
                 assert (ROOT / folder / f"{section.name}.svg").stat().st_size < 200_000
         assert page.provenance is not None
-        assert page.provenance.date is not None
-        assert page.provenance.revision is not None
+        assert None not in (page.provenance.date, page.provenance.revision)
     for path, values in expected.items():
         assert (ROOT / path).read_text() == values, f"{path}: run `python -m benchmarks tables`"
-    folders = {path.parent for path in expected}
-    assert {path for folder in folders for path in (ROOT / folder).glob("*.csv")} == {
-        ROOT / path for path in expected
-    }
+    folders = {ROOT / path.parent for path in expected}
+    tables = {path for folder in folders for path in folder.glob("*.csv")}
+    assert tables == {ROOT / path for path in expected}

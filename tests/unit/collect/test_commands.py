@@ -26,12 +26,10 @@ def test_collect__says_what_it_will_write_and_what_it_made(tmp_path, capfd) -> N
     prompts_file(tmp_path / "prompts.jsonl", count=5)
     assert run_program("collect", options(tmp_path)) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    trace = Trace.open(tmp_path / "trace")
-    assert results["digest"] == trace.digest
+    assert results["digest"] == Trace.open(tmp_path / "trace").digest
     assert results["tokens"] == results["prefill_tokens"] + results["decode_tokens"]
     assert results["decode_tokens"] == 5 * 2
-    said = capfd.readouterr().err
-    assert "5 prompts to record in 1 of 1 parts, at most" in said
+    assert "5 prompts to record in 1 of 1 parts, at most" in capfd.readouterr().err
 
 
 BAD_INPUT = [
@@ -61,8 +59,7 @@ def test_import__takes_the_file_as_its_first_word(tmp_path: Path) -> None:
     arguments = ["import", str(log), f"output={tmp_path / 't'}", f"run_dir={tmp_path / 'run'}"]
     assert run_program("collect", arguments) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["tokens"] == 1
-    assert results["signals"] == ["experts"]
+    assert (results["tokens"], results["signals"]) == (1, ["experts"])
 
 
 def test_import__without_a_file_names_the_command(tmp_path, capfd) -> None:

@@ -35,9 +35,7 @@ def write_log(folder: Path, content: list | str, name: str = "log.jsonl") -> Pat
     return folder / name
 
 
-def imported(
-    folder: Path, content: list | str, name: str = "log.jsonl", *, to: str = "t", **config
-) -> Trace:
+def imported(folder: Path, content: list | str, name="log.jsonl", *, to="t", **config) -> Trace:
     return import_routing(write_log(folder, content, name), folder / to, ImportConfig(**config))
 
 
@@ -62,8 +60,7 @@ def test_import__arranges_by_request_and_token(tmp_path: Path) -> None:
 
 def test_import__tells_tokens_by_falling_layers(tmp_path: Path) -> None:
     trace = imported(tmp_path, [{"layer": i % 3, "experts": [i, i + 1]} for i in range(9)])
-    assert trace.positions.tolist() == [0, 1, 2]
-    assert trace.tokens.tolist() == [-1, -1, -1]
+    assert (trace.positions.tolist(), trace.tokens.tolist()) == ([0, 1, 2], [-1, -1, -1])
     assert trace.signals == ("experts",)
     assert trace.column("experts", 2)[:].tolist() == [[2, 3], [5, 6], [8, 9]]
 
@@ -135,8 +132,7 @@ def test_import__reads_integers_as_data_frames_write_them(tmp_path: Path) -> Non
     table = "layer,expert,token,position,request\n0.0,0,3.0,0.0,\n0.0,1,3.0,1.0,\n"
     for content, name in ((plain, "a.jsonl"), (framed, "b.jsonl"), (table, "c.csv")):
         trace = imported(tmp_path, content, name, to=f"trace-{name}")
-        assert trace.positions.tolist() == [0, 1]
-        assert trace.tokens.tolist() == [3, 3]
+        assert (trace.positions.tolist(), trace.tokens.tolist()) == ([0, 1], [3, 3])
         assert trace.column("experts", 0)[:].tolist() == [[0], [1]]
 
 
@@ -190,8 +186,7 @@ def test_import__what_no_trace_can_hold_is_refused(tmp_path: Path, lines, config
 
 
 def test_import__a_file_name_may_have_any_bytes(tmp_path: Path) -> None:
-    trace = imported(tmp_path, [LINE], "l\udcff.jsonl")
-    assert trace.request_table[0].dataset == "l\ufffd.jsonl"
+    assert imported(tmp_path, [LINE], "l\udcff.jsonl").request_table[0].dataset == "l\ufffd.jsonl"
 
 
 def test_import__writes_to_an_address_too(tmp_path: Path) -> None:

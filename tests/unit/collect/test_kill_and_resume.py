@@ -23,8 +23,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_writer__killed_at_every_disk_operation_resumes(tmp_path: Path) -> None:
-    made = run_python("-m", "tests.builders.killed_writers", tmp_path)
-    num_killed = int(made.stdout)
+    num_killed = int(run_python("-m", "tests.builders.killed_writers", tmp_path).stdout)
     # trace.json, two units (data, requests, record), two JSON files, trace.json: each file is
     # fsynced, renamed (linked, the first), and its folder fsynced.
     assert num_killed == 3 * (1 + 2 * 3 + 3)

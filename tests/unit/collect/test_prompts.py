@@ -49,8 +49,7 @@ def test_prompts__are_all_taken_if_they_are_few(tmp_path: Path) -> None:
     train = [text for text in texts if choose_split(prompt_digest(text)) is Split.TRAIN]
     data = json_lines(tmp_path, [{"prompt": text} for text in train], num_prompts=len(train))
     assert load_prompts(data) == train
-    fewer = replace(data, num_prompts=5)
-    assert len(set(load_prompts(fewer)) & set(train)) == 5
+    assert len(set(load_prompts(replace(data, num_prompts=5))) & set(train)) == 5
 
 
 def test_cut__loses_and_repeats_nothing() -> None:
@@ -126,11 +125,8 @@ def test_extract_prompt__what_is_no_text_names_the_record(row, fields, said) -> 
 
 def test_records__parts_that_are_no_text_are_counted(tmp_path, monkeypatch, caplog) -> None:
     """The same of a file and of the Hub, whose rows have every key of any other."""
-    rows = [
-        {"messages": [{"role": "user", "content": PARTS}]},
-        {"messages": [{"role": "user", "content": None}]},
-        {"messages": [{"role": "user", "content": [{"type": "image", "text": None}]}]},
-    ]
+    contents = PARTS, None, [{"type": "image", "text": None}]
+    rows = [{"messages": [{"role": "user", "content": content}]} for content in contents]
     monkeypatch.setattr("datasets.load_dataset", lambda *_args, **_options: rows)
     file = json_lines(tmp_path, rows, name="mine")
     for data in (file, replace(file, kind=SourceKind.HUB, path="owner/name")):
@@ -143,9 +139,8 @@ def test_records__parts_that_are_no_text_are_counted(tmp_path, monkeypatch, capl
 
 
 def test_hub__out_of_reach_says_what_to_do() -> None:
-    data = DataConfig(name="alpaca", kind=SourceKind.HUB, path="tatsu-lab/alpaca")
     with pytest.raises(PromptError, match=r"tatsu-lab/alpaca.*Offline: data=pydocs.*data=jsonl"):
-        load_prompts(data)
+        load_prompts(DataConfig(name="alpaca", kind=SourceKind.HUB, path="tatsu-lab/alpaca"))
 
 
 @pytest.mark.parametrize("kind", [SourceKind.JSONL, SourceKind.TEXT, SourceKind.HUB])
@@ -170,8 +165,7 @@ def test_batches__put_like_lengths_together() -> None:
 
 
 def test_pysource__is_the_standard_library() -> None:
-    data = DataConfig(name="pysource", kind=SourceKind.PYSOURCE, num_prompts=40)
-    texts = load_prompts(data)
+    texts = load_prompts(DataConfig(name="pysource", kind=SourceKind.PYSOURCE, num_prompts=40))
     assert len(texts) == 40
     assert sum("def " in text or "self" in text for text in texts) > 20
 
@@ -218,8 +212,7 @@ def test_prompts__that_begin_another_are_left_out(caplog: pytest.LogCaptureFixtu
 
 def test_texts__that_begin_another_are_kept() -> None:
     """Texts are records of their own, and the digests of traces of them stay."""
-    kept = [one.tokens for one in encoded(["ab", "a", "abc"], 2)]
-    assert kept == [(97, 98), (97,), (97, 98)]
+    assert [one.tokens for one in encoded(["ab", "a", "abc"], 2)] == [(97, 98), (97,), (97, 98)]
 
 
 @pytest.mark.parametrize("tokens", [[], [1.5], ["a"], [True], [-1], 5])

@@ -65,12 +65,10 @@ def test_collect__records_what_the_model_computes(recorded: SimpleNamespace) -> 
         phases = [Phase.PREFILL] * request.prompt_tokens + [Phase.DECODE] * 4
         np.testing.assert_array_equal(trace.phases[rows], phases)
         for layer, logits in enumerate(reference(recorded.model.id, trace.tokens[rows].tolist())):
-            np.testing.assert_allclose(
-                trace.column("gate_logits", layer)[rows], logits, atol=TOLERANCE, rtol=TOLERANCE
-            )
+            recorded_TE = trace.column("gate_logits", layer)[rows]
+            np.testing.assert_allclose(recorded_TE, logits, atol=TOLERANCE, rtol=TOLERANCE)
             chosen = np.sort(np.argsort(-logits, axis=1)[:, :2], axis=1)
-            found = np.sort(trace.column("experts", layer)[rows], axis=1)
-            assert (chosen == found).mean() > 0.98
+            assert (chosen == np.sort(trace.column("experts", layer)[rows], axis=1)).mean() > 0.98
 
 
 def test_collect__generated_tokens_are_the_models_own(recorded: SimpleNamespace) -> None:
@@ -85,8 +83,7 @@ def test_collect__generated_tokens_are_the_models_own(recorded: SimpleNamespace)
 
 def test_collect__drops_rows_from_the_end_token_on(recorded, tmp_path: Path) -> None:
     free = recorded.trace
-    generated = free.tokens[free.phases == Phase.DECODE]
-    end = int(np.bincount(generated).argmax())
+    end = int(np.bincount(free.tokens[free.phases == Phase.DECODE]).argmax())
     model = recordable(tmp_path / "model", end_token=end)
     ended = collect(model, recorded.data, folder=tmp_path / "ended")
     assert any(request.generated_tokens < 4 for request in ended.request_table)
@@ -147,11 +144,9 @@ def test_recording_job__decides_for_all_workers_which_kernels_are_faster(tmp_pat
     settings = recording_settings(data)
     for ratio, kernels in ((2.0, "own"), (1.0, "library")):
         monkeypatch.setattr(decode_step, "measure_kernel_speedup", lambda *_, found=ratio: found)
-        for model, expected in (
-            (ModelConfig(dtype="float16"), kernels),
-            (ModelConfig(dtype="float32"), "library"),
-            (ModelConfig(decode_kernels=DecodeKernels.OWN), "own"),
-        ):
+        half, whole = ModelConfig(dtype="float16"), ModelConfig(dtype="float32")
+        own = ModelConfig(decode_kernels=DecodeKernels.OWN)
+        for model, expected in ((half, kernels), (whole, "library"), (own, "own")):
             job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, settings, "100%")
             there = RecordingJob.from_json(json.loads(json.dumps(job.to_json())))
             assert there.model.decode_kernels.value == expected
@@ -160,9 +155,8 @@ def test_recording_job__decides_for_all_workers_which_kernels_are_faster(tmp_pat
 def test_collect__full_disk_is_reported_before_any_write(tmp_path, monkeypatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=123_456)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    model = recordable(tmp_path / "model")
     with pytest.raises(DiskFullError, match=r"needs up to 16,8.* bytes, 123,456 are free"):
-        collect(model, make_data(tmp_path), folder=tmp_path / "trace")
+        collect(recordable(tmp_path / "model"), make_data(tmp_path), folder=tmp_path / "trace")
     assert not (tmp_path / "trace").exists()
 
 
@@ -173,9 +167,8 @@ def test_collect__refuses_the_trace_of_another_model(recorded, tmp_path: Path) -
 
 
 def test_collect__overflow_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "runtime.hf.probes.to_floats", lambda x: 1e6 * x.reshape(-1, x.shape[-1]).numpy()
-    )
+    converter = "runtime.hf.probes.to_floats"
+    monkeypatch.setattr(converter, lambda x: 1e6 * x.reshape(-1, x.shape[-1]).numpy())
     with pytest.raises(TraceError, match=r"of layer 0 contains .*not finite in half precision"):
         collect(recordable(tmp_path / "model"), make_data(tmp_path), folder=tmp_path / "trace")
 

@@ -46,10 +46,8 @@ def recorded(made, monkeypatch) -> tuple[ModelConfig, DataConfig, str]:
 def test_collect__reuses_a_trace_of_other_batches_and_more_signals(recorded) -> None:
     model, data, digest = recorded
     out = io.StringIO()
-    settings = recording_settings(data)
-    again = collect(
-        model, data, signals=ROUTING_SIGNALS, settings=settings, console=Console(file=out)
-    )
+    others = {"signals": ROUTING_SIGNALS, "settings": recording_settings(data)}
+    again = collect(model, data, console=Console(file=out), **others)
     assert again.digest == digest
     (line,) = out.getvalue().splitlines()
     assert line == f"{again.where}: reused, these prompts are recorded already"
@@ -83,9 +81,8 @@ def test_open_finished__refuses_a_trace_of_other_dense_layers(recorded) -> None:
     job = RecordingJob(model, data, "t", ALL_SIGNALS, settings, "auto")
     job = replace(job, where=str(find_same_trace(job, TRACES)))
     assert job.open_finished().digest == digest
-    rounded = replace(job, model=replace(model, dense_format=DenseFormat.INT4))
     with pytest.raises(TraceError, match=r"contains another trace \(settings: "):
-        rounded.open_finished()
+        replace(job, model=replace(model, dense_format=DenseFormat.INT4)).open_finished()
 
 
 def test_find_same_trace__skips_a_damaged_trace_and_says_so(recorded, caplog) -> None:
@@ -102,8 +99,7 @@ def test_find_same_trace__needs_all_signals(made, tmp_path: Path) -> None:
     settings = replace(recording_settings(data), new_tokens=0)
     few = {"folder": tmp_path / "a", "signals": ROUTING_SIGNALS, "settings": settings}
     trace = collect(model, data, **few)
-    assert trace.signals == ROUTING_SIGNALS
-    assert set(trace.phases.tolist()) == {Phase.PREFILL}
+    assert (trace.signals, set(trace.phases.tolist())) == (ROUTING_SIGNALS, {Phase.PREFILL})
     job = RecordingJob(model, data, "t", ROUTING_SIGNALS, settings, "auto")
     assert find_same_trace(job, tmp_path) == tmp_path / "a"
     assert find_same_trace(replace(job, signals=ALL_SIGNALS), tmp_path) is None

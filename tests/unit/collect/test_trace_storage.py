@@ -54,10 +54,8 @@ def test_trace__is_the_same_in_every_storage_from_several_writers(storage, tmp_p
         Trace.open(storage)
     assert one.missing() == other.missing() == [1, 3]
     write(storage, plan, [3, 1])
-    made = [writer.finish() for writer in (one, other)]
-    for trace in (*made, Trace.open(storage.address)):
-        assert trace.digest == alone.digest
-        assert trace.where == storage.address
+    for trace in (*[writer.finish() for writer in (one, other)], Trace.open(storage.address)):
+        assert (trace.digest, trace.where) == (alone.digest, storage.address)
         assert (trace.column("gate_input", 2)[:] == alone.column("gate_input", 2)[:]).all()
     assert storage.names() == sorted(path.name for path in (tmp_path / "alone").iterdir())
 
@@ -97,8 +95,7 @@ def test_copy__is_made_once_and_made_good(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_copy__needs_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = ObjectStorage(f"memory://{tmp_path.name}")
-    writer = write(storage, make_plan(make_spec()), [0, 1])
+    writer = write(ObjectStorage(f"memory://{tmp_path.name}"), make_plan(make_spec()), [0, 1])
     monkeypatch.setattr(FolderStorage, "free_bytes", lambda _: 10)
     with pytest.raises(DiskFullError, match=r"needs .* bytes, 10 are free\. Set MOECAST_CACHE"):
         writer.finish()

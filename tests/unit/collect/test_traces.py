@@ -28,8 +28,7 @@ def test_trace__round_trip(tmp_path: Path) -> None:
         for layer in range(4):
             whole = np.concatenate([part[f"{signal}.{layer:02d}"] for part in parts])
             column = trace.column(signal, layer)
-            assert column.shape == whole.shape
-            assert column.dtype == whole.dtype
+            assert (column.shape, column.dtype) == (whole.shape, whole.dtype)
             np.testing.assert_array_equal(np.asarray(column), whole)
             for rows in (slice(40, 60), [149, 0, 77, -1], slice(None, None, 7), 107):
                 np.testing.assert_array_equal(column[rows], whole[rows])
@@ -69,13 +68,11 @@ def test_steps__replay_each_request_in_order(tmp_path: Path) -> None:
     assert len(steps) == 12 * (1 + 3)
     assert [step.phases_T[0] for step in steps[:4]] == [Phase.PREFILL] + 3 * [Phase.DECODE]
     assert [step.num_tokens for step in steps[:4]] == [5, 1, 1, 1]
-    tokens = np.concatenate([step.tokens_T for step in steps])
-    np.testing.assert_array_equal(tokens, trace.tokens)
+    np.testing.assert_array_equal(np.concatenate([step.tokens_T for step in steps]), trace.tokens)
     inputs = np.concatenate([step.gate_input(2) for step in steps])
     assert inputs.dtype == np.float32
     np.testing.assert_array_equal(inputs, np.asarray(trace.column("gate_input", 2), np.float32))
-    assert steps[0].experts(0).dtype == np.int64
-    assert steps[0].logits(0).shape == (5, 8)
+    assert (steps[0].experts(0).dtype, steps[0].logits(0).shape) == (np.int64, (5, 8))
     np.testing.assert_array_equal(steps[5].requests_T, [1])
 
 
@@ -87,8 +84,7 @@ def test_split__is_by_request(tmp_path: Path) -> None:
     held = {step.requests_T[0] for step in trace.steps("held_out")}
     assert held == set(trace.requests[held_out].tolist())
     for request in trace.request_table:
-        expected = int(request.digest[:12], 16) % 10 == 0
-        assert (request.index in held) == expected
+        assert (request.index in held) == (int(request.digest[:12], 16) % 10 == 0)
 
 
 @pytest.mark.parametrize("suffix", [".arrow", ".requests.json", "state.json", "dataset_info.json"])
@@ -103,9 +99,8 @@ def test_trace__damage_is_refused_before_parsing(tmp_path, monkeypatch, suffix, 
         del data[-1]
     victim.write_bytes(data)
     parsed = []
-    monkeypatch.setattr(
-        "collect.traces.reader.map_stream", lambda path, _: parsed.append(path.name)
-    )
+    parser = "collect.traces.reader.map_stream"
+    monkeypatch.setattr(parser, lambda path, _: parsed.append(path.name))
     with pytest.raises(TraceError, match=rf"{victim.name} is damaged.*Nothing of it was read"):
         Trace.open(tmp_path / "t")
     assert victim.name not in parsed
@@ -127,9 +122,8 @@ def test_manifest__that_was_altered_is_refused(tmp_path, before, after, message)
 
 
 def test_trace__unknown_signal_lists_choices(tmp_path: Path) -> None:
-    trace = make_trace(tmp_path / "t", signals=ROUTING_SIGNALS)
     with pytest.raises(TraceError, match=r"gate_input.*Choices: experts, weights"):
-        trace.column("gate_input", 0)
+        make_trace(tmp_path / "t", signals=ROUTING_SIGNALS).column("gate_input", 0)
 
 
 @pytest.mark.parametrize("suffix", [".arrow", ".requests.json", "state.json", "dataset_info.json"])

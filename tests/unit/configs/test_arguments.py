@@ -75,12 +75,9 @@ def test_wrong_argument__is_refused(argv: list[str], message: str) -> None:
 
 
 TOPICS = [
-    (["--help"], ""),
-    (["a/b", "-h"], ""),
-    (["--help", "all"], "all"),
-    (["--help=system"], "system"),
-    (["seed=1"], None),
-]
+    (["--help"], ""), (["a/b", "-h"], ""), (["--help", "all"], "all"),
+    (["--help=system"], "system"), (["seed=1"], None),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("argv", "topic"), TOPICS)

@@ -57,17 +57,14 @@ def crashes(_: ListConfig) -> None:
     raise CrashesAtExit("the cluster is lost; start it again")
 
 
-COMMANDS = tuple(
-    command_of(run, positional=("zoo",))
-    for run in (works, fails, exhausts, refuses, waits, imports)
-)
+RUNS = (works, fails, exhausts, refuses, waits, imports)
+COMMANDS = tuple(command_of(run, positional=("zoo",)) for run in RUNS)
 
 
 def test_run__writes_its_record_and_results(tmp_path: Path) -> None:
     arguments = ["works", "some where", "seed=3", f"run_dir={tmp_path / 'r'}"]
     assert main("zoo", COMMANDS, arguments) == 0
-    results = json.loads((tmp_path / "r/results.json").read_text())
-    assert results == {"zoo": "some where", "seed": 3}
+    assert json.loads((tmp_path / "r/results.json").read_text()) == {"zoo": "some where", "seed": 3}
     record = json.loads((tmp_path / "r/run.json").read_text())
     assert (record["argv"], record["seed"]) == (arguments[1:], 3)
     assert record["config"]["zoo"] == "some where"
@@ -95,8 +92,7 @@ from tests.unit.configs.test_cli import crashes
 sys.exit(main("zoo", [command_of(crashes)], ["crashes", "run_dir={tmp_path / "r"}"]))
 """
     done = run_python("-c", code, check=False)
-    assert done.stderr == "error: the cluster is lost; start it again\n"
-    assert done.returncode == 2
+    assert (done.stderr, done.returncode) == ("error: the cluster is lost; start it again\n", 2)
 
 
 def test_check__refuses_before_the_run_is_imported(tmp_path, capsys) -> None:

@@ -14,25 +14,21 @@ from configs.help import write_command_help
 from configs.program import run_program
 from runtime.serving.config import ServeConfig
 
-COMMANDS = [
-    pytest.param(program, command, id=f"{program} {command.name}".strip())
-    for program, commands in PROGRAMS.items()
-    for command in commands
-]
+PAIRS = [(program, command) for program, commands in PROGRAMS.items() for command in commands]
+COMMANDS = {f"{program} {command.name}".strip(): (program, command) for program, command in PAIRS}
 SERVE = next(command for command in PROGRAMS["runtime"] if command.name == "serve")
 
 
-@pytest.mark.parametrize(("program", "command"), COMMANDS)
+@pytest.mark.parametrize(("program", "command"), COMMANDS.values(), ids=COMMANDS)
 def test_example__composes(program: str, command: Command) -> None:
     argv, schema = shlex.split(command.example), import_named(command.config)
-    find_type = partial(declared_type, schema)
-    arguments = read_arguments(argv, command.positional, find_type=find_type)
+    arguments = read_arguments(argv, command.positional, find_type=partial(declared_type, schema))
     assert compose_typed(schema, arguments.options)[0]
     page = write_command_help(f"python -m {program}", command, schema)
     assert f"python -m {program} {command.name}".strip() in page
 
 
-@pytest.mark.parametrize(("program", "command"), COMMANDS)
+@pytest.mark.parametrize(("program", "command"), COMMANDS.values(), ids=COMMANDS)
 def test_basic_options__are_few_and_exist(program: str, command: Command) -> None:
     assert len(command.basic) <= 12, program
     assert len(command.basic) == len(set(command.basic))
@@ -60,8 +56,7 @@ def test_all__lists_every_option() -> None:
 
 def test_topic__is_a_group_or_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("runtime", [SERVE], ["serve", "--help", "max-running"]) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[0] == "  max_running  number = 8"
+    assert capsys.readouterr().out.splitlines()[0] == "  max_running  number = 8"
     assert main("runtime", [SERVE], ["help", "serve"]) == 0
     assert capsys.readouterr().out.startswith("usage: python -m runtime serve")
     assert "system.eviction" in write_command_help("moecast", SERVE, ServeConfig, "system")

@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -79,20 +80,11 @@ def test_run__where_nothing_can_be_written(needed, monkeypatch, capsys) -> None:
     assert code == (2 if needed else 0)
 
 
-@pytest.fixture
-def without_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder__without_a_home_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user id of a container: no account, and no HOME."""
-
-    def no_account(_: int) -> None:
-        raise KeyError("getpwuid(): uid not found")
-
     for variable in ("HOME", "MOECAST_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("pwd.getpwuid", no_account)
-
-
-@pytest.mark.usefixtures("without_home")
-def test_cache_folder__without_a_home_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError("getpwuid(): uid not found")))
     assert find_cache_folder("zoo") is None
     assert [Path(zoo.storage.address).name for zoo in local_zoos()] == ["builtin"]
     with pytest.raises(MoecastError, match="Set HOME or MOECAST_CACHE to a folder"):

@@ -30,10 +30,8 @@ def waits(config: ServeConfig) -> None:
     raise KeyboardInterrupt(f"{config.api_key} at {config.predictor}")
 
 
-COMMANDS = tuple(
-    command_of(run, config="runtime.serving.config:ServeConfig", needs_run=True)
-    for run in (echoes, fails, waits)
-)
+OPTIONS = {"config": "runtime.serving.config:ServeConfig", "needs_run": True}
+COMMANDS = tuple(command_of(run, **OPTIONS) for run in (echoes, fails, waits))
 
 
 COMMAND_LINES = [

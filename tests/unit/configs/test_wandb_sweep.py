@@ -17,20 +17,16 @@ PAGE = (DOCS / "tracking.md").read_text()
 SWEEP = yaml.safe_load(re.search(r"```yaml\n(program: moecast\n.*?)```", PAGE, re.DOTALL)[1])
 
 
-def run_argv(values: dict[str, object]) -> list[str]:
-    """Returns the command that wandb's agent runs for one set of values."""
-    words = create_sweep_command_args({"args": {key: {"value": values[key]} for key in values}})
-    macros = {f"${{{name}}}": given for name, given in words.items()}
-    return [word for part in SWEEP["command"] for word in macros.get(part, [part])]
-
-
 @pytest.mark.parametrize("last", [False, True])
 def test_sweep__runs_commands_that_have_these_options(last: bool) -> None:
     values = {}
     for key, parameter in SWEEP["parameters"].items():
         choices = parameter.get("values") or [float(parameter["min"]), float(parameter["max"])]
         values[key] = choices[-1 if last else 0]
-    program, name, *argv = run_argv(values)
+    # The command that wandb's agent runs for one set of values.
+    words = create_sweep_command_args({"args": {key: {"value": values[key]} for key in values}})
+    macros = {f"${{{name}}}": given for name, given in words.items()}
+    program, name, *argv = [word for part in SWEEP["command"] for word in macros.get(part, [part])]
     assert (program, name) == ("moecast", "train")
     find_type = partial(declared_type, TrainConfig)
     arguments = read_arguments(argv, PROGRAMS["train"][0].positional, find_type=find_type)

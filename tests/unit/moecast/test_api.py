@@ -6,6 +6,5 @@ from moecast import Zoo, pull
 
 
 def test_pull__copies_an_entry(own_zoo: Path) -> None:
-    entry = pull("qwen2-moe-tiny/stride", zoo="builtin")
-    assert entry.manifest.name == "qwen2-moe-tiny/stride"
+    assert pull("qwen2-moe-tiny/stride", zoo="builtin").manifest.name == "qwen2-moe-tiny/stride"
     assert "qwen2-moe-tiny/stride" in Zoo.at(str(own_zoo / "zoo")).entries()

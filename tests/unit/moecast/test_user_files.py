@@ -94,8 +94,7 @@ def test_ray_worker__imports_this_projects_packages(tmp_path: Path) -> None:
     cloudpickle = pytest.importorskip("cloudpickle")
     from runtime.serving.ray_cluster import make_worker_hook
 
-    hook = cloudpickle.dumps(make_worker_hook())
-    (shadowing_folder(tmp_path) / "hook").write_bytes(hook)
+    (shadowing_folder(tmp_path) / "hook").write_bytes(cloudpickle.dumps(make_worker_hook()))
     code = "import cloudpickle, pathlib; cloudpickle.loads(pathlib.Path('hook').read_bytes())()"
     done = python(tmp_path, "-c", f"{code}; import train; print(train.__file__)")
     assert done.stdout.strip() == str(ROOT / "train/__init__.py"), done.stderr

@@ -71,9 +71,8 @@ def test_token__has_no_forecast_for_unknown_ids() -> None:
     assert not token_table().begin_step(np.array([-1, -1]), NO_REQUESTS)
     first = token_table().begin_step(np.array([5, -1]), NO_REQUESTS)[0]
     assert not first.scores_TE[1].any()
-    np.testing.assert_array_equal(
-        first.scores_TE[0], token_table().begin_step(np.array([5]), NO_REQUESTS[:1])[0].scores_TE[0]
-    )
+    alone = token_table().begin_step(np.array([5]), NO_REQUESTS[:1])[0]
+    np.testing.assert_array_equal(first.scores_TE[0], alone.scores_TE[0])
 
 
 def test_popularity__gives_every_token_the_shares_of_all_or_the_next_layer() -> None:
@@ -90,10 +89,9 @@ def test_popularity__gives_every_token_the_shares_of_all_or_the_next_layer() -> 
 
 @pytest.mark.parametrize("kind", ["skip", "token", "popularity"])
 def test_from_files__refuses_missing_and_torn_tensors(kind: str) -> None:
-    with pytest.raises(PredictorError, match=WEIGHTS):
-        load_from_files(kind, SPEC, files={}, options={"horizon": 1})
-    with pytest.raises(PredictorError, match="damaged"):
-        load_from_files(kind, SPEC, files={WEIGHTS: b"\x08\0\0\0"}, options={"horizon": 1})
+    for files, message in (({}, WEIGHTS), ({WEIGHTS: b"\x08\0\0\0"}, "damaged")):
+        with pytest.raises(PredictorError, match=message):
+            load_from_files(kind, SPEC, files=files, options={"horizon": 1})
 
 
 def test_registry__names_the_choices_and_the_closest() -> None:

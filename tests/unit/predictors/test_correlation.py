@@ -38,8 +38,7 @@ def test_hot_experts__have_the_largest_sum_of_tendencies() -> None:
     table = np.zeros((2, 3, 3))
     table[1] = [[0, 4, 0], [0, 0, 4], [2, 0, 0]]
     predictor = CorrelationPredictor(SPEC, table, USES, hot=1, learning=False)
-    chosen = np.array([[[0, 1], [0, 2], [0, 1]], [[1, 2]] * 3])
-    found = serve(predictor, chosen, [0, 1, 2])[0][1]
+    found = serve(predictor, np.array([[[0, 1], [0, 2], [0, 1]], [[1, 2]] * 3]), [0, 1, 2])[0][1]
     # Expert 1: 3 x .5; expert 2: 2 x .5; expert 0: .5.
     np.testing.assert_allclose(found.expected_tokens_E, [0.5, 1.5, 1.0])
     assert found.wanted == [1]
@@ -66,8 +65,7 @@ def test_prior__weighs_at_most_prior_tokens() -> None:
 
 
 def test_no_choice__has_no_tendency() -> None:
-    predictor = CorrelationPredictor(SPEC, pairs(), USES)
-    found = serve(predictor, step([0, 3], [3, 1]))[0][1]
+    found = serve(CorrelationPredictor(SPEC, pairs(), USES), step([0, 3], [3, 1]))[0][1]
     np.testing.assert_allclose(found.scores_TE, np.array([[4, 3, 1]]) / 4 / 2)
 
 

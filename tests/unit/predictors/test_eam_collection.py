@@ -3,17 +3,12 @@
 import numpy as np
 import pytest
 
-from predictors.eam.collection import (
-    attainable_accuracy,
-    choose_representatives,
-    count_rows,
-)
+from predictors.eam.collection import attainable_accuracy, choose_representatives, count_rows
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])
 def test_count_rows__leaves_out_no_choice(num_tokens: int) -> None:
-    experts_TK = np.tile([2, 4], (num_tokens, 1))
-    rows = count_rows(experts_TK, np.zeros(num_tokens, np.int64), 1, 4)
+    rows = count_rows(np.tile([2, 4], (num_tokens, 1)), np.zeros(num_tokens, np.int64), 1, 4)
     assert rows.tolist() == [[0, 0, num_tokens, 0]]
 
 
@@ -29,8 +24,7 @@ def test_representatives__are_nearest_to_the_centroids() -> None:
     matrices = np.stack([np.cos(angles), np.sin(angles)], axis=1)[:, None].astype(np.float32)
     matrices *= np.array([1, 9, 2, 7, 3, 5], np.float32)[:, None, None]
     for seed in range(10):
-        kept = choose_representatives(matrices, 2, np.random.default_rng(seed))
-        assert kept.tolist() == [1, 4]
+        assert choose_representatives(matrices, 2, np.random.default_rng(seed)).tolist() == [1, 4]
 
 
 def test_representatives__of_few_matrices_are_all_and_of_duplicates_fewer_than_clusters() -> None:

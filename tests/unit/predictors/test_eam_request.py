@@ -8,13 +8,10 @@ from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec, token_step
 
 STORED = np.array(
-    [
-        [[6, 2, 0], [0, 8, 0], [1, 0, 7]],
-        [[7, 0, 1], [0, 4, 4], [0, 8, 0]],
-        [[0, 0, 8], [8, 0, 0], [8, 0, 0]],
-    ],
+    [[[6, 2, 0], [0, 8, 0], [1, 0, 7]], [[7, 0, 1], [0, 4, 4], [0, 8, 0]],
+     [[0, 0, 8], [8, 0, 0], [8, 0, 0]]],
     np.float32,
-)
+)  # fmt: skip
 SPEC = small_spec(num_experts=3)
 
 
@@ -50,8 +47,7 @@ def test_iteration__restarts_with_each_step() -> None:
 
 def test_step__of_several_requests_matches_each_by_its_own_rows() -> None:
     predictor = EamRequestPredictor(SPEC, STORED, matches=1)
-    chosen = np.array([[[0], [2]], [[1], [0]], [[2], [0]]])
-    found = serve(predictor, chosen, [10, 11])[0][1]
+    found = serve(predictor, np.array([[[0], [2]], [[1], [0]], [[2], [0]]]), [10, 11])[0][1]
     # (1, 0, 0): .949 with the first, .99 with the second; (0, 0, 1): 1 with the third.
     np.testing.assert_allclose(found.scores_TE, [[0, 0.5, 0.5], [1, 0, 0]])
     np.testing.assert_allclose(found.priority_E, np.array([0.5, 0.25, 0.25]))
@@ -66,17 +62,14 @@ def test_store__replaces_the_most_similar_when_it_is_full() -> None:
 
 def test_ended_request__is_stored_as_prefill_and_decode() -> None:
     predictor = EamRequestPredictor.empty(SPEC, capacity=4, idle_steps=2)
-    prompt = np.array([[[0], [1]], [[2], [2]], [[1], [0]]])
-    serve(predictor, prompt, [1, 1])
+    serve(predictor, np.array([[[0], [1]], [[2], [2]], [[1], [0]]]), [1, 1])
     serve(predictor, token_step(0, 1, 2), [1])
     serve(predictor, token_step(0, 1, 1), [1])
     assert predictor.collection.size == 0
     for _ in range(2):
         serve(predictor, token_step(2, 2, 2), [2])
-    assert predictor.collection.counts.tolist() == [
-        [[1, 1, 0], [0, 0, 2], [1, 1, 0]],
-        [[2, 0, 0], [0, 2, 0], [0, 1, 1]],
-    ]
+    prompt, answer = [[1, 1, 0], [0, 0, 2], [1, 1, 0]], [[2, 0, 0], [0, 2, 0], [0, 1, 1]]
+    assert predictor.collection.counts.tolist() == [prompt, answer]
 
 
 def test_frozen__stores_nothing() -> None:

@@ -36,8 +36,7 @@ def test_chances__are_top_k_times_the_ratio() -> None:
 def test_lookup__of_a_stored_matrix_by_its_own_prefix_finds_it(num_layers: int) -> None:
     """At every length of the prefix: masking the layers that are known, and not those that are not
     known yet, as a public implementation does, finds it by chance only."""
-    random = np.random.default_rng(num_layers)
-    stored = random.poisson(1.0, (32, num_layers, 60)).astype(np.float32)
+    stored = np.random.default_rng(num_layers).poisson(1.0, (32, num_layers, 60)).astype(np.float32)
     stored[:, :, 0] += 1
     spec = small_spec(num_layers=num_layers, num_experts=60)
     for place, matrix in enumerate(stored):
@@ -66,8 +65,7 @@ def test_similarity__is_one_minus_equation_1() -> None:
         for layer in range(3):
             np.add.at(counts[layer], chosen[layer], 1)
     # The mean cosine of the rows.
-    cosines_NL = (normalize_rows(counts) * normalize_rows(stored)).sum(axis=2)
-    expected = cosines_NL.mean(axis=1)
+    expected = (normalize_rows(counts) * normalize_rows(stored)).sum(axis=2).mean(axis=1)
     np.testing.assert_allclose(predictor.similarity(0), expected, atol=1e-5)
 
 
@@ -75,19 +73,14 @@ def test_begin_step__forecasts_a_running_sequence_from_layer_0() -> None:
     predictor = EamSequencePredictor(small_spec(), STORED)
     assert serve(predictor, token_step(1, 3, 0))[-1] == {}
     again = serve(predictor, token_step(1, 3, 0))[-1]
-    assert sorted(again) == [0, 1, 2]
-    assert again[0].scores_TE.tolist() == [[0, 1, 0, 0]]
+    assert (sorted(again), again[0].scores_TE.tolist()) == ([0, 1, 2], [[0, 1, 0, 0]])
 
 
 def test_step__of_several_requests_gives_each_its_own_forecast() -> None:
-    predictor = EamSequencePredictor(small_spec(), STORED)
     chosen = np.array([[[0], [1], [0]], [[0], [3], [1]], [[2], [0], [3]]])
-    together = serve(predictor, chosen, [10, 11, 10])[0]
-    assert together[1].scores_TE.tolist() == [
-        [6 / 8, 2 / 8, 0, 0],
-        [0, 0, 1 / 8, 7 / 8],
-        [6 / 8, 2 / 8, 0, 0],
-    ]
+    together = serve(EamSequencePredictor(small_spec(), STORED), chosen, [10, 11, 10])[0]
+    first, second = [6 / 8, 2 / 8, 0, 0], [0, 0, 1 / 8, 7 / 8]
+    assert together[1].scores_TE.tolist() == [first, second, first]
     # Priorities: the mean over the two requests.
     expected = np.array([6, 2, 1, 7]) / 16 + EPSILON
     np.testing.assert_allclose(together[1].priority_E, expected, rtol=1e-6)
@@ -104,9 +97,8 @@ def test_drift__rebuilds_the_collection_from_bad_forecasts() -> None:
     for request in range(4):
         for _ in range(3):
             serve(predictor, token_step(2, 1, 1), [request])
-    assert serve(predictor, token_step(2, 1, 1), [98])[0][1].chosen_TK(1).tolist() != [[1]], (
-        "not yet"
-    )
+    early = serve(predictor, token_step(2, 1, 1), [98])[0][1]
+    assert early.chosen_TK(1).tolist() != [[1]], "not yet"
     for _ in range(REBUILD_STEPS):
         serve(predictor, token_step(2, 1, 1), [98])
     found = serve(predictor, token_step(2, 1, 1), [99])[0]
@@ -115,16 +107,13 @@ def test_drift__rebuilds_the_collection_from_bad_forecasts() -> None:
 
 def test_drift__clusters_the_whole_data_set_again() -> None:
     # Three layers, four experts: sequences that begin with expert 0, and others with expert 1.
-    dataset = 9 * np.eye(4)[[[first, 1, 2] for first in (0, 0, 0, 1, 1, 1)]]
-    predictor = drifting(dataset)
-    again = EamSequencePredictor.from_files(
-        small_spec(), predictor.files(), predictor.options() | {"idle_steps": 1}
-    )
+    predictor = drifting(9 * np.eye(4)[[[first, 1, 2] for first in (0, 0, 0, 1, 1, 1)]])
+    options = predictor.options() | {"idle_steps": 1}
+    again = EamSequencePredictor.from_files(small_spec(), predictor.files(), options)
     for served in (predictor, again):
         for request in range(REBUILD_STEPS + 2):
             serve(served, token_step(3, 2, 2), [request])
-        kept = served.collection.counts[:, 0].argmax(axis=1)
-        assert len(set(kept.tolist())) == 2
+        assert len(set(served.collection.counts[:, 0].argmax(axis=1).tolist())) == 2
         assert (served.collection.counts[:, 2, 2] > 0).all(), "of the data set, none of STORED"
 
 
@@ -139,8 +128,7 @@ def test_cold_start__fills_from_the_sequences_that_end() -> None:
     predictor = EamSequencePredictor.empty(small_spec(), capacity=2, idle_steps=1)
     assert serve(predictor, token_step(1, 3, 0), [0])[0] == {}
     serve(predictor, token_step(0, 0, 2), [1])
-    found = serve(predictor, token_step(1, 0, 0), [2])[0]
-    assert found[1].chosen_TK(1).tolist() == [[3]]
+    assert serve(predictor, token_step(1, 0, 0), [2])[0][1].chosen_TK(1).tolist() == [[3]]
 
 
 def test_frozen__learns_nothing() -> None:

@@ -58,10 +58,9 @@ def test_learned__refuses_networks_of_another_shape_naming_both() -> None:
 
 def test_learned__refuses_missing_networks_and_another_horizon() -> None:
     files = {graph_path(0, 1): graph(1)}
-    with pytest.raises(PredictorError, match=graph_path(1, 2)):
-        load_from_files("mlp", SPEC, files=files, options={"horizon": 1})
-    with pytest.raises(PredictorError, match="horizon 2.*made with 1"):
-        load_from_files("stride", SPEC, files=files, options={"horizon": 1})
+    for kind, message in (("mlp", graph_path(1, 2)), ("stride", "horizon 2.*made with 1")):
+        with pytest.raises(PredictorError, match=message):
+            load_from_files(kind, SPEC, files=files, options={"horizon": 1})
 
 
 def test_registry__imports_neither_torch_nor_onnxruntime() -> None:

@@ -5,16 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predictors.metrics import (
-    ENTRY,
-    CalibrationBins,
-    CardAccuracy,
-    LayerScore,
-    MeanAccumulator,
-    Phase,
-    name_distance,
-    sum_means,
-)
+from predictors import metrics
+from predictors.metrics import ENTRY, LayerScore, MeanAccumulator, Phase, name_distance
 
 SCORES = np.array([[0.9, 0.8, 0.1, 0.0], [0.1, 0.2, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2]], np.float32)
 CHOSEN = np.array([[0, 1], [2, 0], [3, 2]])
@@ -30,8 +22,7 @@ def scored(weights: np.ndarray | None = None) -> LayerScore:
 def test_accuracy__is_counted_by_phase_and_recall_further_down_the_ranking() -> None:
     # Predicted {0,1}, {2,3}, {0,1}; chosen {0,1}, {2,0}, {3,2}: 2, 1 and 0 of 2.
     layer = scored()
-    assert layer.accuracy[Phase.PREFILL].value == 1.0
-    assert layer.accuracy[Phase.DECODE].value == 1 / 4
+    assert (layer.accuracy[Phase.PREFILL].value, layer.accuracy[Phase.DECODE].value) == (1.0, 1 / 4)
     assert layer.overall.value == 3 / 6
     # Best three: {0,1,2}, {2,3,1}, {0,1,2}: 2, 1 and 1 of 2.
     assert layer.recall[1].value == 4 / 6
@@ -58,38 +49,33 @@ def test_scores__leave_out_the_id_of_no_choice() -> None:
 
 
 def test_calibration__adds_bins_of_two_parts_and_a_score_of_one_to_the_last() -> None:
-    one, other = CalibrationBins(), CalibrationBins()
+    one, other = metrics.CalibrationBins(), metrics.CalibrationBins()
     one.add(np.array([[0.95, 0.05]], np.float32), np.array([[0]]))
     other.add(np.array([[1.0, 0.0]], np.float32), np.array([[1]]))
     found = (one + other).as_dict()
     # Bins of 1/15.
-    assert found["pairs"] == [2, *[0] * 13, 2]
-    assert found["score"][0] == pytest.approx(0.025)
-    assert found["score"][-1] == pytest.approx(0.975)
-    assert found["chosen"] == [0.5, *[None] * 13, 0.5]
+    assert (found["pairs"], found["score"][0]) == ([2, *[0] * 13, 2], pytest.approx(0.025))
+    assert (found["score"][-1], found["chosen"]) == (pytest.approx(0.975), [0.5, *[None] * 13, 0.5])
     # The gaps of score and share.
     assert found["error"] == pytest.approx((abs(0.05 - 1) + abs(1.95 - 1)) / 4)
 
 
 def test_share__of_nothing_is_none() -> None:
     assert MeanAccumulator().value is None
-    assert sum_means([MeanAccumulator(), MeanAccumulator()]).value is None
-    assert sum_means([MeanAccumulator(1, 2), MeanAccumulator(3, 8)]).value == 4 / 10
+    assert metrics.sum_means([MeanAccumulator(), MeanAccumulator()]).value is None
+    assert metrics.sum_means([MeanAccumulator(1, 2), MeanAccumulator(3, 8)]).value == 4 / 10
 
 
+BY_DISTANCE = {"0": [None, 0.9], "1": [None, 0.6], ENTRY: [0.8, None]}
 TABLE: dict[str, Any] = {
     "accuracy": [0.8, 0.9],
     "accuracy_decode": [0.7, 0.85],
-    "by_horizon": {
-        "0": {"accuracy": [None, 0.9]},
-        "1": {"accuracy": [None, 0.6]},
-        ENTRY: {"accuracy": [0.8, None]},
-    },
+    "by_horizon": {name: {"accuracy": values} for name, values in BY_DISTANCE.items()},
 }
 
 
 def parse(**changes: Any) -> Any:
-    return CardAccuracy.parse("tiny/residual", {**TABLE, **changes}, num_layers=2)
+    return metrics.CardAccuracy.parse("tiny/residual", {**TABLE, **changes}, num_layers=2)
 
 
 def test_expect__follows_the_distance_of_the_forecast() -> None:

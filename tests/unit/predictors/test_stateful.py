@@ -49,11 +49,9 @@ def made() -> list[Predictor]:
 def a_step(num_tokens: int, seed: int) -> dict:
     random = np.random.default_rng(seed)
     logits = random.standard_normal((4, num_tokens, 12)).astype(np.float32)
-    return {
-        "chosen_LTK": np.argsort(-logits, axis=2)[:, :, :2],
-        "logits_LTE": logits,
-        "entering_TD": random.standard_normal((num_tokens, 5)).astype(np.float32),
-    }
+    chosen = np.argsort(-logits, axis=2)[:, :, :2]
+    entering = random.standard_normal((num_tokens, 5)).astype(np.float32)
+    return {"chosen_LTK": chosen, "logits_LTE": logits, "entering_TD": entering}
 
 
 @pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
@@ -84,12 +82,10 @@ def test_batch__answers_each_request_as_if_it_were_alone(place: int) -> None:
     batch = serve(together, requests=[0, 1, 2], **step)
     for token in range(3):
         own = {name: array[..., token : token + 1, :] for name, array in step.items()}
-        alone = serve(made()[place], requests=[token], **own)
-        for at, found in alone.items():
+        for at, found in serve(made()[place], requests=[token], **own).items():
             for layer, forecast in found.items():
-                np.testing.assert_allclose(
-                    batch[at][layer].scores_TE[token], forecast.scores_TE[0], atol=1e-5
-                )
+                shared_E = batch[at][layer].scores_TE[token]
+                np.testing.assert_allclose(shared_E, forecast.scores_TE[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
@@ -98,8 +94,7 @@ def test_scores__are_chances_of_experts_that_there_are(predictor: Predictor) -> 
         for found in serve(predictor, requests=[seed // 2] * 2, **a_step(2, seed)).values():
             for forecast in found.values():
                 assert forecast.scores_TE.shape == (2, 12)
-                assert (forecast.scores_TE >= 0).all()
-                assert (forecast.scores_TE <= 1).all()
+                assert ((forecast.scores_TE >= 0) & (forecast.scores_TE <= 1)).all()
                 assert set(forecast.experts(2)) <= set(range(12))
 
 
@@ -156,8 +151,7 @@ def test_consecutive_forecasts__are_those_of_each_layer() -> None:
         if ranked is not None:
             assert np.array_equal(ranked[0][h], mine.probability_E)
             assert ranked[1][h] == mine.ranked(5)
-    two = ConsecutiveForecasts(0, np.concatenate([scores_THE, scores_THE]))
-    assert two.ranked_token(5) is None
+    assert ConsecutiveForecasts(0, np.concatenate([scores_THE, scores_THE])).ranked_token(5) is None
 
 
 SMALL = small_spec()

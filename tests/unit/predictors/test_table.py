@@ -38,8 +38,7 @@ def test_print__cuts_no_figure_at_any_width(width: int) -> None:
     assert all(len(line) <= width for line in text.splitlines()), text
     assert "…" not in text
     figures = {cell for row in TABLE.rows for cell in row[2:]}
-    body = text.partition("left out")[0].split("─", 1)[1]
-    shown = re.findall(r"[\d,.]+(?:x| %)?(?=\s|$)", body)
+    shown = re.findall(r"[\d,.]+(?:x| %)?(?=\s|$)", text.partition("left out")[0].split("─", 1)[1])
     assert shown
     assert set(shown) <= figures | {"25"}, text
 

@@ -7,11 +7,8 @@ import pytest
 from predictors.typed_values import read_table, read_yaml
 from tests.builders.processes import ROOT
 
-TABLES = sorted(
-    path
-    for top in ("benchmarks", "configs", "predictors", "runtime", "train")
-    for path in (ROOT / top).rglob("*.yaml")
-)
+FOLDERS = ("benchmarks", "configs", "predictors", "runtime", "train")
+TABLES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -7,10 +7,7 @@ from train.checkpoint import from_bytes, to_bytes
 from train.errors import TrainCheckpointError
 
 STATE = {
-    "epoch": 3,
-    "rate": 1e-3,
-    "nothing": None,
-    "flag": True,
+    **{"epoch": 3, "rate": 1e-3, "nothing": None, "flag": True},
     "state_dict": {"weight": torch.arange(6.0).reshape(2, 3), "empty": torch.zeros(0)},
     "optimizer_states": [
         {"state": {0: {"step": torch.tensor(5.0)}, 1: {}}, "betas": (0.9, 0.999), "ids": [0, 1]}

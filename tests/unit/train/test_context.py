@@ -19,8 +19,7 @@ def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(tmp_path: 
     columns = [trace.column("gate_input", layer) for layer in range(2)]
     found, weights = read_contexts(columns, rows, requests=trace.requests, decays=(decay,))
     for place, row in enumerate(rows.tolist()):
-        first = int(np.searchsorted(trace.requests, trace.requests[row]))
-        past = np.arange(row - 1, first - 1, -1)
+        past = np.arange(row - 1, int(np.searchsorted(trace.requests, trace.requests[row])) - 1, -1)
         weight = (1 - decay) * decay ** np.arange(len(past), dtype=float)
         for layer, column in enumerate(columns):
             expected = weight @ column[past].astype(np.float64)

@@ -42,10 +42,8 @@ def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> 
     spec = make_spec(top_k=1)
     trace = make_trace(tmp_path / "t", spec=spec, prompt_tokens=1, new_tokens=20)
     steps = list(trace.steps("held_out"))
-    tables = eviction_eval.compare_policies(trace, [], num_tokens=len(steps))[
-        eviction_eval.PER_LAYER
-    ]
-    for budget, rates in tables.items():
+    tables = eviction_eval.compare_policies(trace, [], num_tokens=len(steps))
+    for budget, rates in tables[eviction_eval.PER_LAYER].items():
         slots = spec.num_experts * int(budget.rstrip("%")) // 100
         if not slots:
             continue

@@ -36,8 +36,7 @@ COUNTS = [(1, "1 to train on, 0 for validation"), (3, "2 to train on, 1 for vali
 def test_train__on_few_requests_says_what_is_missing(num_requests, counts, tmp_path, capsys):
     for options in KINDS:
         assert train(tmp_path, num_requests, *options, "batch_size=4") == 2
-        error = capsys.readouterr().err
-        assert f"too few requests: {counts}, 0 held out" in error
+        assert f"too few requests: {counts}, 0 held out" in capsys.readouterr().err
         assert not (tmp_path / "run" / "entries").exists()
 
 

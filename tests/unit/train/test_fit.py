@@ -52,9 +52,8 @@ def test_fit__learns_more_than_popularity(trace: Trace, tmp_path: Path) -> None:
     popular = fit_popularity(trace)
     for kind, first in (("mlp", 1), ("stride", 2)):
         layers = range(first, trace.spec.num_layers)
-        assert (
-            mean_accuracy(made[kind], trace, layers) > mean_accuracy(popular, trace, layers) + 0.1
-        )
+        least = mean_accuracy(popular, trace, layers) + 0.1
+        assert mean_accuracy(made[kind], trace, layers) > least
 
 
 class Stop(Callback):
@@ -134,18 +133,16 @@ def test_fit__depends_on_the_seed(trace: Trace, tmp_path: Path) -> None:
 def test_data__parts_share_no_request_and_make_up_the_trace(trace: Trace) -> None:
     rows = {part: subset_rows(trace, part) for part in TraceSubset}
     assert np.array_equal(np.sort(np.concatenate([*rows.values()])), np.arange(trace.num_tokens))
-    requests = [set(trace.requests[one].tolist()) for one in rows.values()]
-    assert sum(map(len, requests)) == len(set.union(*requests))
-    assert len(set(trace.requests[rows[TraceSubset.VALIDATION]].tolist())) == max(
-        1, sum(request.split == "train" for request in trace.request_table) // 20
-    )
+    requests = {part: set(trace.requests[own].tolist()) for part, own in rows.items()}
+    assert sum(map(len, requests.values())) == len(set.union(*requests.values()))
+    num_training = sum(request.split == "train" for request in trace.request_table)
+    assert len(requests[TraceSubset.VALIDATION]) == max(1, num_training // 20)
 
 
 def test_data__shuffles_all_rows_and_the_same_way_for_an_epoch() -> None:
     rows = np.arange(1_000) * 3
-    pools = [
-        np.concatenate(list(shuffle_rows(rows, pool_rows=300, seed=1, epoch=e))) for e in (0, 0, 1)
-    ]
+    shuffled = (shuffle_rows(rows, pool_rows=300, seed=1, epoch=epoch) for epoch in (0, 0, 1))
+    pools = [np.concatenate(list(one)) for one in shuffled]
     assert np.array_equal(np.sort(pools[0]), rows)
     assert np.array_equal(pools[0], pools[1])
     assert not np.array_equal(pools[0], pools[2])
@@ -190,12 +187,9 @@ def test_fit__logs_the_loss_of_all_validation_tokens_and_the_norm_of_all_gradien
     (family,) = run(trace, tmp_path, max_epochs=1, batch_size=48).families
     with (tmp_path / "logs" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    losses = [
-        family.losses(batch).mul(batch.chosen_LBK.size(1)).detach()
-        for batch in TraceBatches(trace, TraceSubset.VALIDATION, batch_size=7, needs=family.needs)
-    ]
-    count = len(subset_rows(trace, TraceSubset.VALIDATION))
-    loss_F = torch.stack(losses).sum(0) / count
+    batches = TraceBatches(trace, TraceSubset.VALIDATION, batch_size=7, needs=family.needs)
+    losses = [family.losses(one).mul(one.chosen_LBK.size(1)).detach() for one in batches]
+    loss_F = torch.stack(losses).sum(0) / len(subset_rows(trace, TraceSubset.VALIDATION))
     (logged,) = [row for row in rows if row["val/loss"]]
     assert float(logged["val/loss"]) == pytest.approx(float(loss_F.mean()), rel=1e-5)
     stride_F = loss_F[[label.startswith("stride/") for label in family.labels]]

@@ -39,20 +39,16 @@ def test_by_horizon__tells_distances_apart(trace: Trace) -> None:
     table = measure_horizons(predictor, trace)
     assert table["1"]["accuracy"] == [None, 1.0, 1.0, 1.0]
     assert table["1"]["worst_layer_accuracy"] == 1.0
-    expected = [
-        np.mean([len({*a} & {*b}) / 2 for a, b in zip(*predictor.chosen[n : n + 2], strict=True)])
-        for n in (1, 2)
-    ]
-    assert table["2"]["accuracy"][:2] == [None, None]
-    assert table["2"]["accuracy"][2:] == pytest.approx(expected)
+    pairs = (zip(*predictor.chosen[n : n + 2], strict=True) for n in (1, 2))
+    expected = [np.mean([len({*a} & {*b}) / 2 for a, b in pair]) for pair in pairs]
+    assert table["2"]["accuracy"] == [None, None, *map(pytest.approx, expected)]
     assert table["2"]["mean_accuracy"] == pytest.approx(np.mean(expected))
 
 
 def test_score__of_what_is_always_right_is_one_and_of_no_forecast_none(trace: Trace) -> None:
     table = accuracy_table(score_layers(TwoAhead(trace), trace))
     assert table["accuracy"][:2] == [None, 1.0]
-    assert table["gate_mass_recall"][1] == pytest.approx(1.0)
-    assert table["calibration_error"][1] == 0.0
+    assert (table["gate_mass_recall"][1], table["calibration_error"][1]) == (pytest.approx(1), 0)
     assert table["tokens"] == len(trace.rows("held_out"))
 
 
@@ -79,9 +75,7 @@ def test_quantised__is_far_smaller_and_ranks_nearly_the_same() -> None:
         one.layer_input(0, hidden)
         one.gate_input(1, hidden)
         logits = hidden @ routers[1].T
-        forecasts = one.routed(1, np.argsort(-logits, axis=1)[:, :2], logits)
-        found.append(forecasts[0].scores_TE)
+        found.append(one.routed(1, np.argsort(-logits, axis=1)[:, :2], logits)[0].scores_TE)
     assert not np.array_equal(*found)
     chosen = [np.argsort(-scores, axis=1)[:, :2] for scores in found]
-    same = (chosen[0][:, :, None] == chosen[1][:, None, :]).any(axis=2).mean()
-    assert same > 0.9
+    assert (chosen[0][:, :, None] == chosen[1][:, None, :]).any(axis=2).mean() > 0.9

@@ -38,10 +38,8 @@ def test_listwise_loss__is_cross_entropy_against_the_chosen_set() -> None:
 def test_top_k_hits__counts_as_numpy_does() -> None:
     logits, chosen = torch.randn(2, 6, 8), torch.randn(2, 6, 8).topk(2).indices
     best = np.argsort(-logits.numpy(), axis=-1)[..., :2]
-    counted = [
-        sum(expert in best[n, b] for b in range(6) for expert in chosen[n, b].tolist())
-        for n in range(2)
-    ]
+    sets = [[{*best[n, b]} & {*chosen[n, b].tolist()} for b in range(6)] for n in range(2)]
+    counted = [sum(map(len, found)) for found in sets]
     assert [one.tolist() for one in networks.top_k_hits(logits, chosen)] == [counted, [12, 12]]
 
 
@@ -78,7 +76,6 @@ def test_stack__networks_learn_independently() -> None:
             networks.chosen_loss(stack(hidden_NBD[:number]), chosen_NBK[:number]).sum().backward()
             optimizer.step()
     for number in range(5):
-        for one, other in zip(
-            large.plain_weights(number), small.plain_weights(number), strict=True
-        ):
+        weights = (stack.plain_weights(number) for stack in (large, small))
+        for one, other in zip(*weights, strict=True):
             assert torch.equal(one, other)

@@ -1,6 +1,5 @@
 """Kinds that are counted or collected from a trace, against plain counts of the same trace."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 from collect.traces import Trace, TraceSignal
 from collect.traces.layout import ROUTING_SIGNALS
-from predictors.base import Predictor
 from predictors.config import PredictorConfig
 from predictors.errors import PredictorError
 from predictors.registry import KINDS
@@ -24,20 +22,14 @@ def plain_matrices(trace: Trace, phases: set[int]) -> dict[int, np.ndarray]:
     """The EAM of each training request, row by row."""
     spec, found = trace.spec, {}
     for row in trace.rows("train"):
-        one = found.setdefault(
-            int(trace.requests[row]), np.zeros((spec.num_layers, spec.num_experts))
-        )
+        matrix = np.zeros((spec.num_layers, spec.num_experts))
+        one = found.setdefault(int(trace.requests[row]), matrix)
         if int(trace.phases[row]) not in phases:
             continue
         for layer in range(spec.num_layers):
             for expert in trace.column(TraceSignal.EXPERTS, layer)[row : row + 1][0]:
                 one[layer, expert] += 1
     return found
-
-
-def count(trace: Trace, kinds: Iterable[str]) -> dict[str, Predictor]:
-    routers = RouterWeights(ModelConfig(), trace.spec)
-    return nonlearned.count_baselines(trace, routers, kinds, options={}, seed=0)
 
 
 @pytest.mark.parametrize("phases", [{0}, {1}, {0, 1}])
@@ -76,14 +68,10 @@ def test_correlation__counts_pairs_of_the_training_tokens(trace: Trace) -> None:
 def test_expert_map__stores_training_tokens_as_they_came(trace: Trace) -> None:
     rows = trace.rows("train")
     fitted = nonlearned.fit_expert_map(trace, distance=2, capacity=1_000)
-    logits = trace.column(TraceSignal.GATE_LOGITS, 3)[rows].astype(np.float32)
-    odds = np.exp(logits)
+    odds = np.exp(trace.column(TraceSignal.GATE_LOGITS, 3)[rows].astype(np.float32))
     assert fitted.store.size == len(rows)
-    np.testing.assert_allclose(
-        fitted.store.maps_LEC[3, :, : len(rows)].T,
-        odds / odds.sum(axis=1, keepdims=True),
-        rtol=1e-4,
-    )
+    maps_NE = fitted.store.maps_LEC[3, :, : len(rows)].T
+    np.testing.assert_allclose(maps_NE, odds / odds.sum(axis=1, keepdims=True), rtol=1e-4)
     assert nonlearned.fit_expert_map(trace, distance=2, capacity=17).store.size == 17
 
 
@@ -98,7 +86,9 @@ def test_routing_log__is_enough_for_kinds_without_hidden_states(tmp_path: Path) 
     kinds = KINDS.keys() - leave_out_kinds(PredictorConfig(kind="popularity"), KINDS, trace)
     eams = {"eam-sequence", "eam-request"}
     assert set(kinds) == {"token", "popularity", "dependency", "correlation", *eams}
-    for name, made in count(trace, kinds).items():
+    routers = RouterWeights(ModelConfig(), trace.spec)
+    counted = nonlearned.count_baselines(trace, routers, kinds, options={}, seed=0)
+    for name, made in counted.items():
         assert accuracy_table(score_layers(made, trace))["mean_accuracy"] is not None, name
 
 
@@ -115,11 +105,8 @@ def test_signals_of__are_what_the_kinds_are_shown() -> None:
     routing = (TraceSignal.EXPERTS, TraceSignal.WEIGHTS)
     assert collect_signals(["eam-sequence", "token"]) == routing
     assert collect_signals(["skip"]) == (TraceSignal.GATE_INPUT, *routing)
-    assert set(collect_signals(["expert-map"])) == {
-        TraceSignal.LAYER_INPUT,
-        TraceSignal.GATE_LOGITS,
-        *routing,
-    }
+    states = {TraceSignal.LAYER_INPUT, TraceSignal.GATE_LOGITS}
+    assert set(collect_signals(["expert-map"])) == {*states, *routing}
 
 
 def test_options_of__are_those_of_the_kind_or_an_error() -> None:
@@ -142,9 +129,8 @@ def test_fits__leave_out_choices_of_none(tmp_path: Path) -> None:
     popularity, token = (nonlearned.FITS[kind](trace) for kind in ("popularity", "token"))
     tokens_N = trace.tokens[rows]
     token_T = tokens_N[:1].astype(np.int64)
-    forecasts, unseen = (
-        token.begin_step(ids, np.zeros(1, np.int64)) for ids in (token_T, np.array([10**6]))
-    )
+    forecasts = token.begin_step(token_T, np.zeros(1, np.int64))
+    unseen = token.begin_step(np.array([10**6]), np.zeros(1, np.int64))
     for layer, forecast in enumerate(forecasts):
         chosen_NK = trace.column(TraceSignal.EXPERTS, layer)[rows]
         experts = range(trace.spec.num_experts)

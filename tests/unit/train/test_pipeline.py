@@ -29,9 +29,8 @@ def test_skip__takes_the_routers_of_the_model(tmp_path: Path) -> None:
     model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
     one, two = make_skip(RouterWeights(model, spec), horizons=(1, 2, 3))
     hidden = np.random.default_rng(0).standard_normal((5, 32), dtype=np.float32)
-    routers = [
-        layer.mlp.gate.weight.numpy(force=True) for layer in plain_eager(folder).model.layers
-    ]
+    layers = plain_eager(folder).model.layers
+    routers = [layer.mlp.gate.weight.numpy(force=True) for layer in layers]
     for skip, target in ((one, 1), (two, 2)):
         (forecast,) = skip.gate_input(0, hidden)
         expected = np.argsort(-(hidden @ routers[target].T), axis=1)[:, :2]
@@ -39,8 +38,7 @@ def test_skip__takes_the_routers_of_the_model(tmp_path: Path) -> None:
 
 
 def test_skip__refuses_a_model_of_another_size(tmp_path: Path) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "m")
-    model = ModelConfig(name="tiny", id=str(folder))
+    model = ModelConfig(name="tiny", id=str(tiny_qwen2_moe(tmp_path / "m")))
     with pytest.raises(TrainError, match=r"\(8, 32\).*needs one matrix \(8, 16\)"):
         make_skip(RouterWeights(model, make_spec(num_layers=2)), horizons=(1,))
 

@@ -17,9 +17,7 @@ from train.data import InputSpec, TraceBatches, TraceSubset
 from train.residual import ResidualStack, platt
 
 SPEC = make_spec()
-ROUTERS = np.random.default_rng(1).standard_normal(
-    (SPEC.num_layers, SPEC.num_experts, SPEC.hidden_size), dtype=np.float32
-)
+ROUTERS = np.random.default_rng(1).standard_normal((4, 8, 16), dtype=np.float32)
 
 
 def new_family() -> ResidualStack:
@@ -44,12 +42,7 @@ def predictor_of(family: ResidualStack) -> ResidualPredictor:
     return family.export(SPEC)["residual"]
 
 
-def asked(
-    predictor: ResidualPredictor,
-    hidden: dict[str, np.ndarray],
-    requests: list[int],
-    experts_LTK: np.ndarray | None = None,
-):
+def asked(predictor: ResidualPredictor, hidden: dict, requests: list[int], experts_LTK=None):
     """Every answer of one step, in order; `hidden`: signal to `[L, T, D]`.
 
     The chosen experts are those with the highest logits, unless they are given.
@@ -73,17 +66,14 @@ def asked(
 def random_step(num_tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
     random = np.random.default_rng(seed)
     shape = SPEC.num_layers, num_tokens, SPEC.hidden_size
-    return {
-        signal: random.standard_normal(shape, dtype=np.float32)
-        for signal in ("layer_input", "gate_input")
-    }
+    signals = "layer_input", "gate_input"
+    return {signal: random.standard_normal(shape, dtype=np.float32) for signal in signals}
 
 
 def test_residual__untrained_ranks_as_skip_does_for_every_layer_at_every_horizon() -> None:
     hidden = random_step(40)
     answers = asked(predictor_of(new_family()), hidden, list(range(40)))
-    found = [(signal, layer, forecast.layer) for signal, layer, forecast in answers]
-    assert found == [
+    assert [(signal, layer, forecast.layer) for signal, layer, forecast in answers] == [
         *[("layer_input", 0, target) for target in (0, 1, 2)],
         *[("gate_input", 0, target) for target in (1, 2, 3)],
         *[("gate_input", 1, target) for target in (2, 3)],
@@ -105,15 +95,10 @@ def test_residual__exported_answers_as_torch_over_whole_requests(trace: Trace) -
     predictor = predictor_of(family).for_all_tokens()
     needs = InputSpec(family.needs.signals, family.needs.decays)
     (batch,) = TraceBatches(trace, TraceSubset.HELD_OUT, batch_size=10_000, needs=needs)
-    expected = {
-        (str(one.signal), one.source, one.target): one.scores_BE for one in family.answers(batch)
-    }
+    expected = {(str(a.signal), a.source, a.target): a.scores_BE for a in family.answers(batch)}
     for place in (slice(0, 6), slice(6, 7), slice(7, 8), slice(8, 9), slice(9, 10)):
         rows = np.arange(2 * 10).reshape(2, 10)[:, place].ravel()
-        hidden = {
-            str(signal): np.take(value.numpy(), rows, axis=1)
-            for signal, value in batch.states.items()
-        }
+        hidden = {str(key): value.numpy()[:, rows] for key, value in batch.states.items()}
         requests = np.repeat([7, 8], len(rows) // 2).tolist()
         chosen = batch.chosen_LBK[:, rows].numpy()
         for key, scores in scores_of(asked(predictor, hidden, requests, chosen)).items():
@@ -124,9 +109,7 @@ def test_residual__exported_answers_as_torch_over_whole_requests(trace: Trace) -
 def test_residual__a_new_request_has_no_past() -> None:
     predictor = predictor_of(stirred(new_family()))
     hidden = random_step(1)
-    fresh = scores_of(asked(predictor, hidden, [1]))
-    used = scores_of(asked(predictor, hidden, [1]))
-    again = scores_of(asked(predictor, hidden, [2]))
+    fresh, used, again = (scores_of(asked(predictor, hidden, [one])) for one in (1, 1, 2))
     for key, scores in fresh.items():
         assert np.array_equal(scores, again[key])
         assert not np.allclose(scores, used[key])
@@ -155,10 +138,9 @@ def test_prompt_window__forecasts_a_prompt_as_its_last_tokens() -> None:
     prompts, then = random_step(13), random_step(2, seed=1)
     last = {signal: values[:, [*range(2, 6), *range(9, 13)]] for signal, values in prompts.items()}
     short, whole = windowed(4), windowed(None)
-    answers = scores_of(asked(short, prompts, [1] * 6 + [2] * 7))
     expected = scores_of(asked(whole, last, [1] * 4 + [2] * 4))
     rows = [0, 0, 1, 2, 2, 3, *(4 + row for row in (0, 0, 1, 1, 2, 2, 3))]
-    for key, scores in answers.items():
+    for key, scores in scores_of(asked(short, prompts, [1] * 6 + [2] * 7)).items():
         np.testing.assert_allclose(scores, expected[key][rows], atol=1e-6)
     following = scores_of(asked(short, then, [1, 2]))
     for key, scores in scores_of(asked(whole, then, [1, 2])).items():
@@ -175,8 +157,7 @@ def test_count_input_rows__are_those_that_a_network_computes(monkeypatch, reques
 
     monkeypatch.setattr(residual.Network, "run", counted)
     asked(predictor, random_step(len(requests)), requests)
-    num_networks = len(predictor.files())
-    assert sum(rows) == num_networks * predictor.count_input_rows(np.array(requests))
+    assert sum(rows) == len(predictor.files()) * predictor.count_input_rows(np.array(requests))
 
 
 @pytest.mark.parametrize("window", [0, 257])
@@ -210,10 +191,8 @@ def test_losses__are_the_cross_entropy_with_the_targets_own_router(trace: Trace)
     family = stirred(new_family())
     batch = next(iter(TraceBatches(trace, TraceSubset.HELD_OUT, batch_size=8, needs=family.needs)))
     losses = dict(zip(family.labels, family.losses(batch).tolist(), strict=True))
-    logits = family(batch)[1, :, 1]
-    gate = batch.states[TraceSignal.GATE_INPUT][2]
-    truth = (gate @ torch.from_numpy(ROUTERS[2]).T).softmax(-1)
-    expected = nn.functional.cross_entropy(logits, truth)
+    truth = (batch.states[TraceSignal.GATE_INPUT][2] @ torch.from_numpy(ROUTERS[2]).T).softmax(-1)
+    expected = nn.functional.cross_entropy(family(batch)[1, :, 1], truth)
     assert family.sources[1].layer == 0
     assert losses["residual/horizon_2/layer_02"] == pytest.approx(expected.item(), rel=1e-5)
 

@@ -44,12 +44,10 @@ def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> No
     predictor = ReusePredictor.from_files(SPEC, made.files(), made.options())
     assert predictor.files() == made.files()
     rows = subset_rows(trace, TraceSubset.FIT)
-    batch = read_stretch(trace, rows, 0, 12)
     with torch.no_grad():
-        expected = family(batch).sigmoid().numpy()
+        expected = family(read_stretch(trace, rows, 0, 12)).sigmoid().numpy()
     for place, row in enumerate(rows[:12].tolist()):
-        one = np.array([trace.requests[row]], np.int64)
-        predictor.begin_step(np.zeros(1, np.int64), one)
+        predictor.begin_step(np.zeros(1, np.int64), np.array([trace.requests[row]], np.int64))
         for layer in range(SPEC.num_layers):
             predictor.gate_input(layer, trace.column("gate_input", layer)[[row]])
             experts = trace.column("experts", layer)[[row]].astype(np.int64)

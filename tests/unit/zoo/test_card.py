@@ -20,26 +20,19 @@ def card_of(folder: Path, **changes: Any) -> ModelCard:
 
 def test_card__has_the_metadata_of_the_hub(tmp_path: Path) -> None:
     spec = tiny_spec(model_id="Org/Tiny-MoE", revision="b" * 40)
-    card = card_of(
-        tmp_path / "e",
-        spec=spec,
-        training=tiny_training(hub_dataset="tatsu-lab/alpaca"),
-        metrics={"held_out": {"accuracy": 0.9, "good_pred": None}},
-    )
+    training = tiny_training(hub_dataset="tatsu-lab/alpaca")
+    metrics = {"held_out": {"accuracy": 0.9, "good_pred": None}}
+    card = card_of(tmp_path / "e", spec=spec, training=training, metrics=metrics)
     assert card.data.base_model == "Org/Tiny-MoE"
     assert card.data.to_dict()["base_model_revision"] == "b" * 40
-    assert card.data.library_name == "moecast"
-    assert card.data.datasets == ["tatsu-lab/alpaca"]
-    assert card.data.license == "apache-2.0"
-    assert card.data.metrics == ["accuracy"]
+    assert (card.data.library_name, card.data.datasets) == ("moecast", ["tatsu-lab/alpaca"])
+    assert (card.data.license, card.data.metrics) == ("apache-2.0", ["accuracy"])
     assert {"moecast", "mixture-of-experts", "stride"} <= set(card.data.tags)
     assert card.data.model_name == "tiny/stride"
     (result,) = card.data.eval_results  # what was not measured is no result
     assert (result.metric_type, result.metric_value) == ("accuracy", 0.9)
-    assert result.task_type == "expert-prediction"
-    assert result.dataset_type == "tatsu-lab/alpaca"
-    assert result.dataset_split == "held_out"
-    assert result.dataset_args == {"trace": "a" * 64}
+    assert (result.task_type, result.dataset_type) == ("expert-prediction", "tatsu-lab/alpaca")
+    assert (result.dataset_split, result.dataset_args) == ("held_out", {"trace": "a" * 64})
 
 
 def test_card__links_and_tells_nothing_that_is_not_there(entry: Path) -> None:
@@ -56,13 +49,9 @@ def test_card__tells_how_the_entry_was_trained(tmp_path: Path) -> None:
     training = tiny_training()
     card = card_of(tmp_path / "e", training=training, figure=tiny_figure())
     for text in (
-        "    moecast train tiny seed=7",
-        f"`{'a' * 64}`",
-        "| seed | 7 |",
-        f"| code revision | {'c' * 40} |",
-        "torch 2.13.0, transformers 5.0.0, lightning 2.6.6",
-        "`training.json` has every option",
-        "![Accuracy by layer](figure.png)",
+        *("    moecast train tiny seed=7", f"`{'a' * 64}`", "| seed | 7 |"),
+        *(f"| code revision | {'c' * 40} |", "torch 2.13.0, transformers 5.0.0, lightning 2.6.6"),
+        *("`training.json` has every option", "![Accuracy by layer](figure.png)"),
     ):
         assert text in card.text
     entry = open_entry(tmp_path / "e")

@@ -46,15 +46,13 @@ def test_metrics__that_are_no_table_are_an_error_of_the_zoo(tmp_path: Path, data
     manifest = tiny_entry(tmp_path / "e")
     record = FileRecord(sha256=hash_bytes(data), size=len(data))
     forged = EntryManifest(**{**dict(manifest), "files": {"metrics.json": record}})
-    entry = ZooEntry(forged, "there", lambda *_: data)
     with pytest.raises(ZooError, match="metrics.json of tiny/stride is not"):
-        entry.metrics()
+        ZooEntry(forged, "there", lambda *_: data).metrics()
 
 
 def test_manifest__has_every_field_of_the_spec() -> None:
     # `base` is what a user says of a model, no property of it.
-    recorded = {field.name for field in fields(ModelSpec)} - {"base"}
-    assert set(ModelRecord.model_fields) == recorded
+    assert set(ModelRecord.model_fields) == {field.name for field in fields(ModelSpec)} - {"base"}
 
 
 def test_write__replaces_no_other_folder(tmp_path: Path) -> None:
@@ -151,19 +149,14 @@ def test_load__by_folder_and_by_name_forecast_alike(tmp_path: Path) -> None:
     # W is the unit matrix with four columns of zeros added.
     expected_TE = np.hstack([hidden_TD, np.zeros((2, 4), dtype=np.float32)])
     for reference in ("tiny/mlp", "tiny/mlp@latest", tmp_path / "e", str(tmp_path / "e")):
-        predictor = load_predictor(reference, spec=tiny_spec())
-        (forecast,) = predictor.gate_input(0, hidden_TD)
+        (forecast,) = load_predictor(reference, spec=tiny_spec()).gate_input(0, hidden_TD)
         assert forecast.layer == 1
         assert np.array_equal(forecast.scores_TE, expected_TE)
 
 
 FILES = [
-    "manifest.json",
-    "manifest.sha256",
-    "metrics.json",
-    "README.md",
-    "weights.safetensors",
-    "predictors/layer-00.onnx",
+    *("manifest.json", "manifest.sha256", "metrics.json", "README.md"),
+    *("weights.safetensors", "predictors/layer-00.onnx"),
 ]
 
 
@@ -221,7 +214,6 @@ LINKS = [("metrics.json", "metrics.json"), ("predictors", "predictors/layer-00.o
 
 @pytest.mark.parametrize(("linked", "read"), LINKS)
 def test_link__is_refused_though_its_bytes_are_right(linked: str, read: str, entry: Path) -> None:
-    outside = (entry / linked).rename(entry.parent / "outside")
-    (entry / linked).symlink_to(outside)
+    (entry / linked).symlink_to((entry / linked).rename(entry.parent / "outside"))
     with pytest.raises(ZooError, match="is a link"):
         open_entry(entry).read(read)

@@ -60,8 +60,7 @@ def test_promote__moves_the_alias_unless_a_metric_falls_too_far(tmp_path, capsys
         return Zoo.at(target).read_index().entries["tiny/stride"].aliases["production"]
 
     assert promote(worse) == 0, "nothing has the alias yet"
-    assert promote(good) == 0
-    assert promote(similar) == 0
+    assert promote(good) == promote(similar) == 0
     assert promoted() == similar.digest
     capsys.readouterr()
     for refused, figures in ((worse, "accuracy 0.8800, was 0.8950"), (unmeasured, "not measured")):
@@ -70,8 +69,7 @@ def test_promote__moves_the_alias_unless_a_metric_falls_too_far(tmp_path, capsys
         assert figures in error
         assert "joint" not in error
         assert promoted() == similar.digest
-        command = error.strip().rpartition("All figures: moecast zoo ")[2]
-        assert zoo(*shlex.split(command)) == 0
+        assert zoo(*shlex.split(error.strip().rpartition("All figures: moecast zoo ")[2])) == 0
     assert promote(worse, "max_drop=0.05") == 0
     assert promoted() == worse.digest
 

@@ -45,9 +45,8 @@ def publish(bucket: Bucket, *entries: ZooEntry, alias: str | None = None) -> Non
 def promote(bucket: Bucket, entry: ZooEntry, seen: list[str | None]) -> None:
     """Moves `production` to a version; `seen` gets the digest that it named before."""
     reference = EntryReference(entry.manifest.name, entry.manifest.digest)
-    _, earlier = WritableZoo(BucketStorage(bucket)).move_alias(
-        reference, "production", check=lambda *_: None
-    )
+    zoo = WritableZoo(BucketStorage(bucket))
+    _, earlier = zoo.move_alias(reference, "production", check=lambda *_: None)
     seen.append(None if earlier is None else earlier.manifest.digest)
 
 
@@ -61,10 +60,8 @@ def promote(bucket: Bucket, entry: ZooEntry, seen: list[str | None]) -> None:
 def test_publishers__in_any_order_lose_no_listing(shares, turns, losses, refusal, entries):
     lost = iter(losses)
     bucket = Bucket(refusal=refusal, loses_answer=lambda: next(lost, False))
-    jobs: list[Callable[[], None]] = [
-        partial(publish, bucket, *(one for one, to in zip(entries, shares, strict=True) if to == i))
-        for i in range(4)
-    ]
+    own = [[one for one, to in zip(entries, shares, strict=True) if to == i] for i in range(4)]
+    jobs: list[Callable[[], None]] = [partial(publish, bucket, *several) for several in own]
     run_in_turns(jobs, turns)
     zoo = Zoo(BucketStorage(bucket))
     index = zoo.read_index(required=True)
@@ -111,8 +108,7 @@ def test_store__that_ignores_conditions_is_found_out(entries, caplog):
     assert not [name for name in bucket.objects if "probe" in name]
     # Both read the empty index before either writes: this is what the warning is about.
     bucket = Bucket(minds_conditions=False)
-    jobs = [partial(publish, bucket, entries[i]) for i in (0, 2)]
-    run_in_turns(jobs, [0, 1] * 40)
+    run_in_turns([partial(publish, bucket, entries[i]) for i in (0, 2)], [0, 1] * 40)
     assert len(Zoo(BucketStorage(bucket)).read_index().entries) == 1
 
 
@@ -123,9 +119,8 @@ def test_conflict__without_end_is_reported(entries: list[ZooEntry]) -> None:
     bucket.refuses["pipe_file"] = "ConditionalRequestConflict"
     storage = BucketStorage(bucket)
     storage.__dict__["_has_conditional_writes"] = True
-    zoo = WritableZoo(storage)
     with pytest.raises(ConflictError, match=r"is being changed by other publishers .* try again"):
-        zoo.remove(EntryReference("tiny/stride"))
+        WritableZoo(storage).remove(EntryReference("tiny/stride"))
     assert bucket.objects[f"bucket/zoo/{INDEX}"] == before
 
 
@@ -140,9 +135,8 @@ REMEDIES = [
 
 @pytest.mark.parametrize(("code", "advice"), REMEDIES)
 def test_refusal__names_the_remedy_even_if_the_answer_has_no_body(code: str, advice: str) -> None:
-    storage = BucketStorage(Bucket(refuses={"info": "403", "ls": code}))
     with pytest.raises(UnreachableError, match=rf"zoo/index\.json .*\({code}\).*; {advice}"):
-        storage.has(INDEX)
+        BucketStorage(Bucket(refuses={"info": "403", "ls": code})).has(INDEX)
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["first index", "changed index"])

@@ -88,9 +88,8 @@ def test_processes__download_each_file_once(far: Site) -> None:
     run_python("-c", PULLS, far.address)
     assert {path: far.gets[path] for path in files_of(far)} == dict.fromkeys(files_of(far), 1)
     find_entry("tiny/stride").verify()
-    assert set(files_of(far)) == {
-        f"blobs/sha256/{one}" for one in cache_storage().names("blobs/sha256")
-    }
+    blobs = cache_storage().names("blobs/sha256")
+    assert set(files_of(far)) == {f"blobs/sha256/{name}" for name in blobs}
 
 
 def test_pull__requests_each_file_once_and_then_the_index_only(far: Site) -> None:

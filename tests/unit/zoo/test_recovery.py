@@ -52,8 +52,7 @@ def test_pull__replaces_a_damaged_cached_blob(source: Path) -> None:
 
 def test_damaged_manifest__leaves_other_entries_usable(source, tmp_path, caplog):
     assert zoo("pull", "all=true", f"zoo={source}") == 0
-    digest = find_entry("tiny/mlp").manifest.digest
-    cached_blob(digest).write_bytes(b"{}")
+    cached_blob(find_entry("tiny/mlp").manifest.digest).write_bytes(b"{}")
     assert zoo("list", f"run_dir={tmp_path / 'run'}") == 0
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert "tiny/stride" in [entry["name"] for entry in results["entries"]]
@@ -108,8 +107,7 @@ def test_manifest__of_another_form_is_refused(source: Path, entry: Path) -> None
     for rewrite in REWRITTEN.values():
         with pytest.raises(ZooError, match="is not in canonical form"):
             parse_manifest(rewrite(data), what="it")
-    far = Zoo(FolderStorage(source))
-    digest = far.read_index().entries["tiny/stride"].latest
+    digest = Zoo(FolderStorage(source)).read_index().entries["tiny/stride"].latest
     changed = REWRITTEN["indented by four"](data)
     (source / blob_path(hash_bytes(changed))).write_bytes(changed)
     index = source / "index.json"
@@ -136,10 +134,9 @@ def test_gc__waits_for_a_pull_and_keeps_what_it_downloads(source, monkeypatch):
 
     monkeypatch.setattr(WritableZoo, "register", register)
     assert zoo("pull", "tiny/stride", f"zoo={source}") == 0
-    for collector in collectors:
-        collector.join(240)
-        assert not collector.is_alive()
-    assert len(collectors) == 1
+    (collector,) = collectors
+    collector.join(240)
+    assert not collector.is_alive()
     find_entry("tiny/stride").verify()
 
 
@@ -161,12 +158,8 @@ def test_index__lists_existing_versions_only(source: Path) -> None:
     content = json.loads(index.read_text())
     latest = content["entries"]["tiny/mlp"]["latest"]
     entries = content["entries"]
-    for change in (
-        {"versions": {}},
-        {"latest": "0" * 64},
-        {"aliases": {"stable": "0" * 64}},
-        {"versions": {latest: {"created": "", "size": 10**15}}},
-    ):
+    changes = {"versions": {}}, {"latest": "0" * 64}, {"aliases": {"stable": "0" * 64}}
+    for change in (*changes, {"versions": {latest: {"created": "", "size": 10**15}}}):
         bad = {**content, "entries": {**entries, "tiny/mlp": {**entries["tiny/mlp"], **change}}}
         index.write_text(json.dumps(bad))
         with pytest.raises(DamagedError, match=r"entries\.tiny/mlp"):
@@ -181,9 +174,7 @@ def test_index__lists_existing_versions_only(source: Path) -> None:
 def test_manifest__bounds_the_size_of_an_entry(entry: Path) -> None:
     content = open_entry(entry).manifest.model_dump()
     record = {"sha256": "a" * 64, "size": 2 << 30}
-    for files in (
-        {f"{number}.json": record for number in range(3)},
-        {f"{number}.json": {**record, "size": 1} for number in range(10_001)},
-    ):
+    many = {f"{number}.json": {**record, "size": 1} for number in range(10_001)}
+    for files in ({f"{number}.json": record for number in range(3)}, many):
         with pytest.raises(ValueError, match="an entry has 10,000 files of 4,294,967,296 bytes"):
             EntryManifest.model_validate({**content, "files": files})

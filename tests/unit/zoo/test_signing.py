@@ -25,14 +25,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     folder = tmp_path_factory.mktemp("keys")
+    pem, pkcs8 = form.Encoding.PEM, form.PrivateFormat.PKCS8
     for name in ("ours", "theirs"):
         key = ec.generate_private_key(ec.SECP256R1())
-        (folder / name).write_bytes(
-            key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-        )
-        (folder / f"{name}.pub").write_bytes(
-            key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
-        )
+        (folder / name).write_bytes(key.private_bytes(pem, pkcs8, form.NoEncryption()))
+        public = key.public_key().public_bytes(pem, form.PublicFormat.SubjectPublicKeyInfo)
+        (folder / f"{name}.pub").write_bytes(public)
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -105,10 +103,9 @@ def test_signature__is_that_of_the_bytes_that_are_loaded(signed, tmp_path, keys)
 def test_index__must_be_signed_where_signatures_are_required(far, keys, monkeypatch, refused):
     index = far / "index.json"
     good = index.read_bytes()
-    content = json.loads(good)
     require = f"require_signature={keys['ours.pub']}"
     for change in ({"serial": 9}, {"entries": {}}, {"surprise": 1}, {}):
-        index.write_text(json.dumps({**content, **change}))
+        index.write_text(json.dumps({**json.loads(good), **change}))
         assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 2
         monkeypatch.setenv("MOECAST_REQUIRE_SIGNATURE", str(keys["ours.pub"]))
         assert zoo("pull", "tiny/stride", f"zoo={far}") == 2
@@ -122,8 +119,7 @@ def test_index__must_be_signed_where_signatures_are_required(far, keys, monkeypa
         if "surprise" not in change:
             copy = far / index_signature_path(index.read_bytes())
             copy.write_bytes(signature.read_bytes())
-            said = refused("pull", "tiny/stride", f"zoo={far}", require)
-            assert "is not what the owner" in said
+            assert "is not what the owner" in refused("pull", "tiny/stride", f"zoo={far}", require)
             copy.unlink()
     index.write_bytes(good)
     assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 0
@@ -133,14 +129,10 @@ def test_signed_index__is_changed_with_the_key_only(far, tmp_path, keys):
     before = (far / "index.json").read_bytes()
     tiny_entry(tmp_path / "m", name="tiny/mlp")
     tiny_entry(tmp_path / "more/token", name="tiny/token")
-    for command in (
-        ("push", tmp_path / "m", f"zoo={far}"),
-        ("rm", "tiny/stride", f"zoo={far}"),
-        ("push", tmp_path / "more", f"zoo={far}"),
-    ):
-        assert zoo(*command) == 2
+    for command in (("push", tmp_path / "m"), ("rm", "tiny/stride"), ("push", tmp_path / "more")):
+        assert zoo(*command, f"zoo={far}") == 2
         assert (far / "index.json").read_bytes() == before
-        assert zoo(*command, f"key={keys['ours']}") == 0
+        assert zoo(*command, f"zoo={far}", f"key={keys['ours']}") == 0
         data = (far / "index.json").read_bytes()
         check_index_signature(FolderStorage(far), data, key=keys["ours.pub"])
         with pytest.raises(SignatureError, match="is not what the owner"):

@@ -123,9 +123,7 @@ def test_file__is_whole_or_not_there(file_storage: FileStorage) -> None:
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "the manifest"])
-def test_damaged_blob__is_refused_before_parsing_and_not_kept(
-    name: str, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_blob__is_refused_before_parsing_and_not_kept(name, storage, tmp_path, monkeypatch):
     fill(storage, tmp_path)
     manifest = Zoo(storage).open(EntryReference("tiny/stride")).manifest
     digest = manifest.files[name].sha256 if name in manifest.files else manifest.digest
@@ -149,8 +147,7 @@ def test_second_version__becomes_the_latest_and_can_be_removed(storage: Storage,
     assert zoo.remove(EntryReference("tiny/stride", second)) == [second]
     assert zoo.read_index().resolve(EntryReference("tiny/stride")) == first
     manifest = zoo.open(EntryReference("tiny/stride")).manifest
-    removed = zoo.prune()
-    assert second in removed
+    assert second in zoo.prune()
     left = {first, *(one.sha256 for one in manifest.files.values())}
     assert set(storage.names("blobs/sha256")) == left
     zoo.open(EntryReference("tiny/stride")).verify()
@@ -160,8 +157,7 @@ def test_hub__shows_cards_and_refuses_a_stale_commit(hub, tmp_path):
     storage, repositories = hub
     fill(storage, tmp_path)
     _, files = repositories.head("publisher/zoo")
-    entry = Zoo(storage).open(EntryReference("tiny/stride"))
-    assert files["README.md"] == entry.read("README.md")
+    assert files["README.md"] == Zoo(storage).open(EntryReference("tiny/stride")).read("README.md")
     fill(storage, tmp_path, name="tiny/mlp", kind="mlp")
     _, files = repositories.head("publisher/zoo")
     for name in ("tiny/stride", "tiny/mlp"):

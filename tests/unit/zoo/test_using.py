@@ -25,8 +25,7 @@ def test_configured_zoos__are_searched_in_order_and_pulled(far, tmp_path, monkey
     monkeypatch.setenv("MOECAST_ZOO", f"{tmp_path / 'first'}, {far.address},{tmp_path / 'last'}")
     found = find_entry("tiny/stride").manifest
     assert found.licence == "Apache-2.0"
-    said = f"pulling tiny/stride@{found.digest[:12]} from {far.address}"
-    assert said in capfd.readouterr().err
+    assert f"pulling tiny/stride@{found.digest[:12]} from {far.address}" in capfd.readouterr().err
     assert find_entry("tiny/mlp").manifest.kind == "mlp"
     asked = far.gets["index.json"]
     find_entry("tiny/stride")
@@ -48,8 +47,7 @@ def test_address__leaves_what_a_name_means_in_the_cache(tmp_path: Path) -> None:
     here, there = FolderStorage(tmp_path / "here"), FolderStorage(tmp_path / "there")
     good, bad = publish(here.folder), publish(there.folder, licence="MIT")
     for place in (here, there):
-        entry = Zoo(place).open(EntryReference("tiny/stride"))
-        WritableZoo(place).add(entry, alias="stable")
+        WritableZoo(place).add(Zoo(place).open(EntryReference("tiny/stride")), alias="stable")
     assert zoo("pull", "tiny/stride@stable", f"zoo={here.folder}") == 0
     assert find_entry(f"file://{there.folder}#tiny/stride@stable").manifest.digest == bad.digest
     for name in ("tiny/stride", "tiny/stride@stable"):
@@ -85,8 +83,7 @@ def test_lock__names_the_first_zoo_that_has_an_entry(far: Site, tmp_path: Path) 
 
     assert zoo("pull", "tiny/stride", f"zoo={far.address}") == 0
     assert locked(f"zoo={far.folder},{far.address}") == {"tiny/stride": str(far.folder)}
-    names = "names=[qwen2-moe-tiny/stride,tiny/stride]"
-    found = locked(names, "zoo=builtin," + far.address)
+    found = locked("names=[qwen2-moe-tiny/stride,tiny/stride]", "zoo=builtin," + far.address)
     assert found == {"qwen2-moe-tiny/stride": "builtin", "tiny/stride": far.address}
 
 
@@ -113,11 +110,9 @@ def test_mirror__has_every_version(far: Site) -> None:
     publish(far.folder, licence="MIT")
     publish(far.folder, name="tiny/mlp", kind="mlp")
     assert zoo("pull", "all=true", f"zoo={far.address}") == 0
-    indexes = [Zoo(one).read_index() for one in (cache_storage(), FolderStorage(far.folder))]
-    near, there = (
-        {name: (one.latest, {*one.versions}) for name, one in index.entries.items()}
-        for index in indexes
-    )
+    places = cache_storage(), FolderStorage(far.folder)
+    found = [Zoo(place).read_index().entries for place in places]
+    near, there = ({name: (e.latest, {*e.versions}) for name, e in one.items()} for one in found)
     assert near == there
 
 
@@ -175,14 +170,12 @@ LISTED = [
 
 @pytest.mark.parametrize(("filters", "names"), LISTED)
 def test_list__filters_and_sorts(filters, names, tmp_path, capsys):
-    figures = {"a": (0.8, 0.5, "mlp"), "b": (0.9, 0.4, "stride")}
-    for name, (accuracy, good, kind) in figures.items():
+    for name, (accuracy, good, kind) in {"a": (0.8, 0.5, "mlp"), "b": (0.9, 0.4, "stride")}.items():
         metrics = {"held_out": {"accuracy": accuracy, "good_pred": good}}
         publish(tmp_path / "zoo", name=f"tiny/{name}", kind=kind, metrics=metrics)
     capsys.readouterr()
     assert zoo("list", f"zoo={tmp_path / 'zoo'}", "json=true", *filters) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in printed["entries"]] == names
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)["entries"]] == names
 
 
 # ---- nothing is unpickled

@@ -19,8 +19,7 @@ from zoo.storage.folder import FolderStorage
 def test_push__publishes_no_entry_of_a_folder_if_one_is_damaged(tmp_path: Path) -> None:
     for kind in ("stride", "mlp"):
         tiny_entry(tmp_path / "entries" / kind, name=f"tiny/{kind}")
-    graph = next((tmp_path / "entries/stride").rglob("*.onnx"))
-    graph.write_bytes(b"altered")
+    next((tmp_path / "entries/stride").rglob("*.onnx")).write_bytes(b"altered")
     assert zoo("push", tmp_path / "entries", f"zoo={tmp_path / 'other'}") == 2
     assert not (tmp_path / "other").exists()
 

@@ -70,8 +70,7 @@ def test_engine__does_every_unit_and_outlives_its_workers(config, tmp_path) -> N
         values = pool.run(units, advance=advanced.append)
         assert values == {unit: {"unit": unit} for unit in units}
         assert sorted(advanced) == sorted(units)
-        again = "fails-1-2 is tried again: OSError: fails-1-2 fails"
-        assert any(again in line for line in said)
+        assert any("fails-1-2 is tried again: OSError: fails-1-2 fails" in line for line in said)
         for unit in units:
             assert (tmp_path / unit).read_text() == f"content of {unit}"
         begun = begun_units(tmp_path)
@@ -140,8 +139,7 @@ def test_local__workers_end_when_the_command_is_killed(tmp_path: Path) -> None:
 def test_local__gpus_are_divided_among_workers(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     config = LauncherConfig(workers=2, threads=3, gpus=2)
-    entry = "tests.builders.launched:open_surroundings"
-    with WorkerPool(config, entry, {}, logs=tmp_path) as pool:
+    with WorkerPool(config, "tests.builders.launched:open_surroundings", {}, logs=tmp_path) as pool:
         found = pool.run([f"u{i}" for i in range(8)]).values()
     assert {(one["gpus"], one["threads"]) for one in found} <= {("4,5", "3"), ("6,7", "3")}
 
@@ -155,11 +153,8 @@ def test_ray__keeps_to_loopback_without_dashboard_and_with_a_token(ray_session: 
     for one in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         # One that has just ended; Linux gives what is left of it to root.
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            listening |= {
-                connection.laddr.ip.removeprefix("::ffff:")
-                for connection in one.net_connections("inet")
-                if connection.status == psutil.CONN_LISTEN
-            }
+            found = [c for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+            listening |= {connection.laddr.ip.removeprefix("::ffff:") for connection in found}
     assert listening == {"127.0.0.1"}
     assert not ray._private.worker.global_worker.node.webui_url
     assert os.environ["RAY_AUTH_MODE"] == "token"
@@ -189,9 +184,8 @@ def test_ray__joins_a_cluster_with_a_token_only(tmp_path: Path) -> None:
 
 def test_slurm__a_missing_cluster_is_reported_in_one_line(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    config = LauncherConfig(kind=LauncherKind.SLURM)
     with pytest.raises(LaunchError, match=r"launcher\.cluster=local"):
-        WorkerPool(config, ENTRY, {}, logs=tmp_path)
+        WorkerPool(LauncherConfig(kind=LauncherKind.SLURM), ENTRY, {}, logs=tmp_path)
 
 
 def test_config__refuses_what_does_not_fit() -> None:

@@ -54,21 +54,15 @@ def make_pool(engine: ScriptedEngine, retries: int, *, say=lambda _: None) -> Wo
         return WorkerPool(config, "m:f", {}, logs=Path("logs"), say=say)
 
 
-scripts = st.dictionaries(
-    st.sampled_from([f"u{i}" for i in range(8)]),
-    st.lists(st.sampled_from(["fails", "done"]), max_size=5),
-    max_size=8,
-)
+words = st.lists(st.sampled_from(["fails", "done"]), max_size=5)
+scripts = st.dictionaries(st.sampled_from([f"u{i}" for i in range(8)]), words, max_size=8)
 
 
 @given(scripts, st.integers(0, 3), st.integers(0, 99))
 def test_pool__every_unit_is_done_once_or_given_up(script, retries, seed) -> None:
     engine = ScriptedEngine(script, seed=seed)
-    given_up = {
-        unit
-        for unit, words in script.items()
-        if len(words) > retries and "done" not in words[: retries + 1]
-    }
+    tried = {unit: said[: retries + 1] for unit, said in script.items() if len(said) > retries}
+    given_up = {unit for unit, said in tried.items() if "done" not in said}
     advanced: list[str] = []
     with make_pool(engine, retries) as pool:
         if given_up:

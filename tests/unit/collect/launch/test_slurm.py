@@ -16,8 +16,7 @@ EXIT_CODES = [("0", "0:0"), ("256", "1:0"), ("9", "0:9"), ("137:0", "137:0")]
 
 @pytest.mark.parametrize(("exit_code", "shown"), EXIT_CODES)
 def test_state__shows_exit_code_and_signal(exit_code: str, shown: str) -> None:
-    line = f"7_1   |FAILED  |{exit_code}   |node3 |NonZeroExitCode |"
-    state = SlurmJobState.parse(line)
+    state = SlurmJobState.parse(f"7_1   |FAILED  |{exit_code}   |node3 |NonZeroExitCode |")
     assert state == SlurmJobState("7_1", "FAILED", shown, "node3", "NonZeroExitCode")
     assert state.describe() == f"FAILED, exit code {shown} on node3"
 
@@ -44,9 +43,8 @@ def test_states__of_jobs_that_slurm_has_forgotten_are_an_end(squeue: Path) -> No
     states = SlurmStates(JOBS, lambda _: None)
     squeue.write_text("#!/bin/sh\necho '7_0|RUNNING|0|node1|None|'\n")
     assert set(states.read_ended()) == {"7_1", "7_2"}
-    squeue.write_text(
-        "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n"
-    )
+    error = "slurm_load_jobs error: Invalid job id specified"
+    squeue.write_text(f"#!/bin/sh\necho '{error}' >&2\nexit 1\n")
     assert set(states.read_ended()) == set(JOBS)
 
 

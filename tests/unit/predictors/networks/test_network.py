@@ -52,14 +52,10 @@ def make_residual_graph(*, is_first: bool) -> bytes:
     if is_first:
         weights |= {"token": draw(NUM_INPUTS, TOKEN_SIZE), "token_bias": draw(TOKEN_SIZE)}
     else:
-        weights |= {
-            "low": draw(NUM_INPUTS, LOW_RANK),
-            "low_bias": draw(LOW_RANK),
-            "by_expert": draw(NUM_EXPERTS, LOW_RANK, outputs) / 8,
-        }
-    return residual_graph(
-        weights, num_targets=NUM_TARGETS, name="it", normaliser=make_normaliser(NUM_INPUTS)
-    )
+        weights |= {"low": draw(NUM_INPUTS, LOW_RANK), "low_bias": draw(LOW_RANK)}
+        weights["by_expert"] = draw(NUM_EXPERTS, LOW_RANK, outputs) / 8
+    normaliser = make_normaliser(NUM_INPUTS)
+    return residual_graph(weights, num_targets=NUM_TARGETS, name="it", normaliser=normaliser)
 
 
 def make_network_graph() -> bytes:
@@ -149,26 +145,22 @@ def test_integer_product__is_exact_in_the_integers(
     scale_N = random.random(num_outputs).astype(np.float32) + np.float32(0.1)
     vector_N = random.standard_normal(num_outputs).astype(np.float32) if has_vector else None
     operation = (6, 1, 0, -1, 0, vector_N, weight_NK, scale_N)
-    buffers = ((-1, 0, num_inputs), (-1, 0, num_outputs))
-    program = kernels.Program(buffers, (operation,), (0,), (1,))
+    program = kernels.Program(((-1, 0, num_inputs), (-1, 0, num_outputs)), (operation,), (0,), (1,))
     ours_TN = np.empty((num_rows, num_outputs), np.float32)
     program.run(num_rows, (x_TK,), (ours_TN,))
 
     q_TK, scale, zero = quantise_rows(x_TK)
     whole_TN = (q_TK - zero) @ weight_NK.T.astype(np.int64)
-    expected_TN = whole_TN.astype(np.float32) * (scale * scale_N)
-    if vector_N is not None:
-        expected_TN = expected_TN + vector_N
+    expected_TN = whole_TN.astype(np.float32) * (scale * scale_N) + (vector_N if has_vector else 0)
     np.testing.assert_allclose(ours_TN, expected_TN, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 60.0, 1e4, 3e38])
 def test_sigmoid__stays_within_zero_and_one(size: float) -> None:
     x_1N = np.array([[-size, size, -size / 3, size / 3, 0.0]], np.float32)
-    program = kernels.Program(
-        ((-1, 0, 5), (-1, 0, 5)), ((5, 1, 0, -1, 0, None, None, None),), (0,), (1,)
-    )
+    sigmoid = (5, 1, 0, -1, 0, None, None, None)
     ours_1N = np.empty_like(x_1N)
+    program = kernels.Program(((-1, 0, 5), (-1, 0, 5)), (sigmoid,), (0,), (1,))
     program.run(1, (x_1N,), (ours_1N,))
     with np.errstate(over="ignore"):
         expected_1N = 1 / (1 + np.exp(-x_1N.astype(np.float64)))
@@ -243,10 +235,8 @@ def test_program__refuses_operations_that_do_not_fit(buffers, operation):
 
 
 def test_network__refuses_weights_that_are_not_finite() -> None:
-    bias = np.full(NUM_EXPERTS, np.nan, np.float32)
-    graph = network_graph(
-        draw(NUM_INPUTS, WIDTH), draw(WIDTH), draw(WIDTH, NUM_EXPERTS), bias, name="it"
-    )
+    weights = draw(NUM_INPUTS, WIDTH), draw(WIDTH), draw(WIDTH, NUM_EXPERTS)
+    graph = network_graph(*weights, np.full(NUM_EXPERTS, np.nan, np.float32), name="it")
     with pytest.raises(PredictorError, match="infinities or NaN"):
         Network(graph)
 
@@ -271,9 +261,8 @@ def test_are_finite__looks_at_every_number_wherever_it_lies(fault: float) -> Non
     assert all(map(kernels.are_finite, views))
     for place in np.ndindex(*whole.shape):
         before, whole[place] = whole[place], fault
-        assert [*map(kernels.are_finite, views)] == [
-            bool(np.isfinite(view).all()) for view in views
-        ]
+        expected = [bool(np.isfinite(view).all()) for view in views]
+        assert [*map(kernels.are_finite, views)] == expected
         whole[place] = before
 
 

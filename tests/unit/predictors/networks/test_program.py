@@ -27,11 +27,7 @@ HIDDEN, SCORES = declare("hidden", "T", 4), declare("scores", "T", 8)
 
 
 def make_graph(
-    *nodes: NodeProto,
-    inputs: Sequence[ValueInfoProto] = (HIDDEN,),
-    outputs: Sequence[ValueInfoProto] = (SCORES,),
-    change: Callable[[onnx.ModelProto], Any] = id,
-    **tensors: Any,
+    *nodes: NodeProto, inputs=(HIDDEN,), outputs=(SCORES,), change: Callable = id, **tensors: Any
 ) -> bytes:
     """A network of these operators; `change` alters it at the end."""
     arrays = {"w": WEIGHT, **{name: np.asarray(value) for name, value in tensors.items()}}
@@ -80,14 +76,20 @@ def reshape(*sizes: int) -> bytes:
 
 
 def split(*inputs: str, axis: int = 1, **tensors: Any) -> bytes:
-    nodes = (
-        PRODUCT,
-        node("Split", "logits", *inputs, gives=["a", "b"], axis=axis),
-        node("Relu", "a"),
-    )
-    return make_graph(*nodes, **tensors)
+    parts = node("Split", "logits", *inputs, gives=["a", "b"], axis=axis)
+    return make_graph(PRODUCT, parts, node("Relu", "a"), **tensors)
 
 
+def repeated(num_products: int, num_used: int, *shape: int) -> bytes:
+    """A network of one product with zeros of this shape, again and again."""
+    products = (node("Gemm", "hidden", "w", gives=[f"{n}"]) for n in range(num_products))
+    used = (node("Relu", f"{n}", gives=[f"relu {n}"]) for n in range(num_used))
+    inputs = [declare("hidden", "T", shape[0])]
+    return make_graph(*products, *used, inputs=inputs, w=np.zeros(shape, np.float32))
+
+
+MANY = [node("Relu", "logits", gives=[f"{n}"]) for n in range(MAX_NODES)]
+DOUBLES = declare("scores", "T", 8, kind=TensorProto.DOUBLE)
 REFUSED: dict[str, tuple[bytes, str]] = {
     "constants only": (make_graph(node("Relu", "w")), "'w', which nothing computes"),
     "a loop": (ending("Loop"), "the operator 'Loop' of 'ONNX'; allowed are Add, Cast, "),
@@ -103,29 +105,9 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         altered(lambda model: setattr(model.opset_import[0], "version", 12)),
         "operators of the versions [12]",
     ),
-    "many operators": (
-        make_graph(
-            PRODUCT, *(node("Relu", "logits", gives=[f"{n}"]) for n in range(MAX_NODES)), LAST
-        ),
-        "1,002 operators, over 1,000",
-    ),
-    "a product again and again": (
-        make_graph(
-            *(node("Gemm", "hidden", "wide", gives=[f"{n}"]) for n in range(20)),
-            *(node("Relu", f"{n}", gives=[f"relu {n}"]) for n in range(20)),
-            wide=np.zeros((4, 300_000), np.float32),
-        ),
-        "numbers, over 1,048,576",
-    ),
-    "a tall product again and again": (
-        make_graph(
-            *(node("Gemm", "hidden", "tall", gives=[f"{n}"]) for n in range(900)),
-            *(node("Relu", f"{n}", gives=[f"relu {n}"]) for n in range(90)),
-            inputs=[declare("hidden", "T", 100_000)],
-            tall=np.zeros((100_000, 2), np.float32),
-        ),
-        "products of 67,200,000 bytes",
-    ),
+    "many operators": (make_graph(PRODUCT, *MANY, LAST), "1,002 operators, over 1,000"),
+    "a product again and again": (repeated(20, 20, 4, 300_000), "numbers, over 1,048,576"),
+    "a tall one again and again": (repeated(900, 90, 100_000, 2), "products of 67,200,000 bytes"),
     "wide rows": (make_graph(PRODUCT, inputs=[declare("hidden", "T", 2**40)]), "rows of 1,099,5"),
     "a number of rows": (altered(inputs=[declare("hidden", 2**30, 4)]), "not any number of rows"),
     "no shape": (altered(inputs=[declare("hidden")]), "'hidden', which is not rows of float32"),
@@ -135,10 +117,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "values of one name": (make_graph(PRODUCT, PRODUCT, LAST), "two values"),
     "a constant for an input": (altered(inputs=[HIDDEN, declare("w", "T", 8)]), "a name, as 'w'"),
     "no name": (ending("Relu", gives=[""]), "one without a name"),
-    "doubles": (
-        altered(outputs=[declare("scores", "T", 8, kind=TensorProto.DOUBLE)]),
-        "'scores', which is not rows of float32 numbers",
-    ),
+    "doubles": (altered(outputs=[DOUBLES]), "'scores', which is not rows of float32 numbers"),
     "another output": (make_graph(PRODUCT, outputs=[declare("logits", "T", 9)]), "declared as"),
     "a cast": (ending("Cast", to=TensorProto.DOUBLE), "Cast of other values"),
     "numbers in part": (altered(shortened), "the tensor 'w' in part"),
@@ -183,10 +162,9 @@ def test_network__measures_a_file_before_it_is_parsed(message, monkeypatch):
     """64 MiB of empty operators, tensors or inputs took 5 GB; these are 8 MiB."""
     content = message * (4 << 20)
     size = b"".join(bytes([len(content) >> 7 * n & 127 | 128]) for n in range(4))
-    graph = b"\x3a" + size[:-1] + bytes([size[-1] & 127]) + content
     monkeypatch.setattr("onnx.load_model_from_string", None)
     with pytest.raises(PredictorError, match="over 1,048,576 bytes besides its weights"):
-        Network(graph)
+        Network(b"\x3a" + size[:-1] + bytes([size[-1] & 127]) + content)
 
 
 def test_translation__of_many_operators_is_linear() -> None:
@@ -200,14 +178,10 @@ def test_translation__of_many_operators_is_linear() -> None:
 
 def test_products__of_one_value_are_computed_once() -> None:
     graph = make_graph(
-        PRODUCT,
-        node("Relu", "logits", gives=["a"]),
-        node("Sigmoid", "logits", gives=["b"]),
-        node("Add", "logits", "logits", gives=["c"]),
-        node("Add", "a", "b", gives=["d"]),
+        PRODUCT, node("Relu", "logits", gives=["a"]), node("Sigmoid", "logits", gives=["b"]),
+        node("Add", "logits", "logits", gives=["c"]), node("Add", "a", "b", gives=["d"]),
         node("Add", "c", "d"),
-    )
+    )  # fmt: skip
     x = np.array([[1, -2, 3, 0]], np.float32) @ WEIGHT
-    expected = np.maximum(x, 0) + 1 / (1 + np.exp(-x)) + 2 * x
     (found,) = Network(graph).run(["scores"], {"hidden": x[:, :4]})
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(found, np.maximum(x, 0) + 1 / (1 + np.exp(-x)) + 2 * x, rtol=1e-6)

@@ -99,8 +99,7 @@ def test_evaluate__moecast_and_counted_systems_need_only_routing(tmp_path) -> No
     results = run(tmp_path / "run", trace, systems=[], **changes)
     assert set(results["systems"]) == {"on-demand", "moecast", "moe-infinity-request", "token"}
     assert "hidden states" in results["missing"].pop("fmoe")
-    instead = {name: reason.rpartition("; ")[2] for name, reason in results["missing"].items()}
-    assert instead == {
+    assert {name: reason.rpartition("; ")[2] for name, reason in results["missing"].items()} == {
         "residual of moecast": "it forecasts with correlation instead",
         "reuse of moecast": "eviction uses its own counts instead",
     }
@@ -138,11 +137,8 @@ def test_evaluate__processes_give_the_same_figures(finished, trace, tmp_path) ->
 
 def test_evaluate__replays_again_when_a_setting_changes(trace, tmp_path) -> None:
     small = {"systems": ["token"], "figures": False, "batch_size": [1]}
-    for num_cells, changed in (
-        (4, {}),
-        (8, {"replay_tokens": 3}),
-        (10, {"budget": ["80%", "60%"]}),
-    ):
+    more = {"replay_tokens": 3}, {"budget": ["80%", "60%"]}
+    for num_cells, changed in zip((4, 8, 10), ({}, *more), strict=True):
         run(tmp_path, trace, **small, **changed)
         assert len(list((tmp_path / "replays").iterdir())) == num_cells
 

@@ -17,15 +17,11 @@ from tests.builders.simulated import toy_accelerator
 from train.evaluate.forecasts import record_forecasts, routing_only
 from train.nonlearned import FITS
 
+LATENCIES = PredictorLatencies(kind="lazy", measured={"lazy": TokenLatency(one_us=1, more_us=1)})
 MACHINE = toy_accelerator(
-    kernel_seconds=1e-6,
-    predictor_seconds=1e-6,
-    chunk_bytes=(10_000, 10_000, 10_000),
-    layer_bytes=100_000,
-    predictor_latencies=PredictorLatencies(
-        kind="lazy", measured={"lazy": TokenLatency(one_us=1.0, more_us=1.0)}
-    ),
-)
+    kernel_seconds=1e-6, predictor_seconds=1e-6, chunk_bytes=(10_000, 10_000, 10_000),
+    layer_bytes=100_000, predictor_latencies=LATENCIES,
+)  # fmt: skip
 
 
 class Lazy(Predictor):
@@ -42,9 +38,8 @@ class Lazy(Predictor):
         self.steps = 0
 
     def answer(self, layer):
-        self.scores_TE[:] = (7 * self.steps + layer) % self.spec.num_experts == np.arange(
-            self.spec.num_experts
-        )
+        num_experts = self.spec.num_experts
+        self.scores_TE[:] = np.arange(num_experts) == (7 * self.steps + layer) % num_experts
         scores_TE = self.scores_TE.copy() if self.copies else self.scores_TE
         return [Forecast(layer, scores_TE)] if layer < self.spec.num_layers else []
 

@@ -24,8 +24,7 @@ def test_orthogonalise__singular_values_come_near_one(shape):
 
 
 def test_muon__a_stack_moves_as_its_matrices_one_by_one():
-    generator = torch.Generator().manual_seed(1)
-    start, gradient = torch.randn(2, 3, 4, 6, generator=generator)
+    start, gradient = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(1))
     stack = torch.nn.Parameter(start.clone())
     single = [torch.nn.Parameter(matrix.clone()) for matrix in start]
     together, apart = fit.Muon([stack], lr=0.1), fit.Muon(single, lr=0.1)
@@ -64,8 +63,7 @@ def test_checkpoint__restores_weights_and_optimisers(tmp_path):
 
 
 def test_balance_losses__are_one_for_even_routing_and_more_otherwise():
-    even = torch.eye(4).repeat(5, 1) * 3
-    balance, _ = fit.balance_losses((even,), top_k=1)
+    balance, _ = fit.balance_losses((torch.eye(4).repeat(5, 1) * 3,), top_k=1)
     assert balance.item() == pytest.approx(1.0, abs=1e-5)
     collapsed = torch.tensor([[9.0, 0.0, 0.0, 0.0]]).repeat(20, 1)
     assert fit.balance_losses((collapsed,), top_k=1)[0].item() > 3.9
@@ -88,8 +86,7 @@ def test_windows__a_pass_sees_every_window_once():
 
 def test_ngram_losses__are_what_counting_by_hand_gives():
     train = np.array([0, 1, 0, 1, 0, 2], dtype=np.uint16)
-    held_out = np.array([0, 1, 2], dtype=np.uint16)
-    found = ngram_losses(train, held_out, vocab=3)
+    found = ngram_losses(train, np.array([0, 1, 2], dtype=np.uint16), vocab=3)
     unigram = {0: 4 / 9, 1: 3 / 9, 2: 2 / 9}
     assert found["unigram"] == pytest.approx(-(math.log(unigram[1]) + math.log(unigram[2])) / 2)
     after_0, after_1 = 0.75 * 2 / 3 + 0.25 * unigram[1], 0.25 * unigram[2]
@@ -104,8 +101,7 @@ def test_audit__entropy_and_lru_by_hand():
 
 
 def test_corpus__split_goes_by_content_and_takes_its_share():
-    held_out = Counter(is_held_out(chat(str(i), "answer")) for i in range(4_000))
-    assert 40 <= held_out[True] <= 130
+    assert 40 <= Counter(is_held_out(chat(str(i), "answer")) for i in range(4_000))[True] <= 130
     assert is_held_out("a") == is_held_out("a")
 
 

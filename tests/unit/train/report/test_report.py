@@ -23,11 +23,8 @@ from train.scoring import EvalContext, score_predictor
 
 HARDWARE = toy_accelerator(kernel_seconds=1e-6, predictor_seconds=1e-5)
 FIGURES = {
-    "accuracy-by-layer",
-    "good-pred-by-horizon",
-    "calibration",
-    "share-of-most-chosen-experts",
-    "hit-rate-by-eviction-policy",
+    *("accuracy-by-layer", "good-pred-by-horizon", "calibration"),
+    *("share-of-most-chosen-experts", "hit-rate-by-eviction-policy"),
 }
 
 
@@ -46,12 +43,8 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     routers = np.random.default_rng(0).standard_normal((4, 8, 8), dtype=np.float32)
     family = ResidualStack(trace.spec, routers, None, horizons=2, width=4)
-    made = {
-        **family.export(trace.spec),
-        "token": fit_token(trace),
-        "popularity": fit_popularity(trace),
-        "correlation": fit_correlation(trace),
-    }
+    fits = {"token": fit_token, "popularity": fit_popularity, "correlation": fit_correlation}
+    made = {**family.export(trace.spec), **{name: fit(trace) for name, fit in fits.items()}}
     results = {
         "predictors": {name: score_predictor(one, context) for name, one in made.items()},
         "trace": {
@@ -97,9 +90,9 @@ def test_report__accuracies_are_those_of_the_results(run: Path) -> None:
     summary = {row["predictor"]: row for row in table(run, "summary")}
     for name, one in results_of(run)["predictors"].items():
         assert [number(row[name]) for row in found] == one["accuracy"]
-        assert number(summary[name]["mean_accuracy"]) == one["mean_accuracy"]
-        assert number(summary[name]["GoodPred"]) == one["mean_good_pred"]
-        assert number(summary[name]["shifted"]) == one["shifted"]["mean_accuracy"]
+        means = [number(summary[name][key]) for key in ("mean_accuracy", "GoodPred", "shifted")]
+        shifted = one["shifted"]["mean_accuracy"]
+        assert means == [one["mean_accuracy"], one["mean_good_pred"], shifted]
 
 
 def test_report__each_distance_has_its_own_good_pred(run: Path) -> None:

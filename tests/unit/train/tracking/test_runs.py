@@ -121,8 +121,7 @@ def test_wandb__names_that_it_refuses_are_named_before_work_begins(
 
 def test_wandb__long_names_are_cut_and_stay_different(tmp_path: Path, trace: Trace) -> None:
     model = ModelConfig(name="m" * 140, id="m")
-    artifacts = track(make_config(tmp_path / ("r" * 140), model=model), trace).artifacts
-    (name,) = artifacts
+    (name,) = track(make_config(tmp_path / ("r" * 140), model=model), trace).artifacts
     assert len(name) == 128
     names = ["a b", "a-b", "a/b", "m" * 128, "m" * 140, "m" * 141]
     assert len({shorten_name(name) for name in names}) == len(names)
@@ -149,8 +148,7 @@ def test_report__is_logged_in_the_run_of_the_training(tmp_path: Path, trace: Tra
     (file,) = read_wandb_files(tmp_path / "mine")
     (row,) = [row for row in file.history if "report/page" in row]
     assert row["report/page"]["_type"] == "html-file"
-    assert row["report/curve"]["_type"] == "image-file"
-    assert row["report/curve"]["caption"] == "Curve"
+    assert (row["report/curve"]["_type"], row["report/curve"]["caption"]) == ("image-file", "Curve")
     path = row["report/curve/values"]["path"]
     (table,) = (tmp_path / "mine" / "wandb").glob(f"offline-run-*/files/{path}")
     shown = json.loads(table.read_text())
@@ -158,9 +156,8 @@ def test_report__is_logged_in_the_run_of_the_training(tmp_path: Path, trace: Tra
 
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("moecast").experiment_id])
-    assert {one.path for one in client.list_artifacts(run.info.run_id, "report")} == {
-        *("report/report.html", "report/curve.png", "report/curve.csv")
-    }
+    files = {one.path for one in client.list_artifacts(run.info.run_id, "report")}
+    assert files == {"report/report.html", "report/curve.png", "report/curve.csv"}
 
 
 def test_mlflow__a_resumed_training_continues_its_run(tmp_path: Path, trace: Trace) -> None:
