@@ -58,7 +58,8 @@ def speaking_model(folder: Path, **shape: Any) -> Path:
 
 def tiny(folder: Path, **options: Any) -> LoadedModel:
     """A model of `speaking_model`, half of its experts in memory."""
-    return load_model(ServeConfig(model=ModelConfig(name="tiny", id=str(folder)), **HALF | options))
+    model = ModelConfig(name="tiny", id=str(folder))
+    return load_model(ServeConfig(**{"model": model, **HALF, **options}))
 
 
 @dataclass
@@ -74,6 +75,10 @@ class StepGate(ServiceObserver):
 
     def _note(self, event: str, subject: Any) -> None:
         self.events.append((event, subject))
+
+    def of(self, event: str) -> list[Any]:
+        """The subjects of an event, in order."""
+        return [subject for name, subject in self.events if name == event]
 
     on_rejected = partialmethod(_note, "rejected")
     on_queued = partialmethod(_note, "queued")
@@ -117,10 +122,17 @@ class RunningServer:
 
     get, post = partialmethod(ask, "GET"), partialmethod(ask, "POST")
 
-    def connect(self) -> socket.socket:
-        """A connection of bytes as they are, which the caller closes."""
+    def connect(self, content: bytes = b"") -> socket.socket:
+        """A connection of bytes as they are, which the caller closes; the content has been sent."""
         host, port = self.url.removeprefix("http://").split(":")
-        return socket.create_connection((host, int(port)), timeout=WAIT_SECONDS)
+        connection = socket.create_connection((host, int(port)), timeout=WAIT_SECONDS)
+        connection.sendall(content)
+        return connection
+
+    def wait_end(self) -> None:
+        """Waits until the server has ended."""
+        self.thread.join(WAIT_SECONDS)
+        assert not self.thread.is_alive()
 
     def openai(self, key: str = "any", **options: Any) -> openai.OpenAI:
         options = {"max_retries": 0, "timeout": WAIT_SECONDS, **options}

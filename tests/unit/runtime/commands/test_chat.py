@@ -2,56 +2,52 @@
 
 import io
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
-from transformers import AutoTokenizer
 
 from runtime.commands.chat import ChatTerminal, summarize_answer
-from runtime.config import BUILTIN_MODELS
 from runtime.errors import TransferError
 from runtime.generation.answer import Answer, TokenDelta
 from runtime.generation.chat_template import Conversation
 from runtime.generation.config import ChatConfig
-
-MODEL = BUILTIN_MODELS / "qwen2_moe_tiny"
+from tests.builders.plain_answers import TOKENIZER
 
 
 class FakeModel:
     """Says yes and keeps what it was asked, or fails where it is asked to."""
 
-    def __init__(self, tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self) -> None:
         self.asked: list[str] = []
         self.room: list[int] = []
 
     def generate(self, answer: Answer, prompt: list[int], max_new_tokens: int) -> None:
-        self.asked.append(self._tokenizer.decode(prompt))
+        self.asked.append(TOKENIZER.decode(prompt))
         self.room.append(max_new_tokens)
         if "fail" in self.asked[-1]:
             raise TransferError("the disk is gone")
         answer._deliver(TokenDelta(text="yes", token=1))
 
 
-def make_chat(console: Console, *, context: int = 2048) -> tuple[ChatTerminal, FakeModel]:
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model = FakeModel(tokenizer)
+def talk(console: Console, *, context: int = 2048) -> FakeModel:
+    """Has a conversation by standard input; returns its model."""
+    model = FakeModel()
     handle = SimpleNamespace(stats=lambda: {"requests": 1, "hits": 1})
-    conversation = Conversation(tokenizer, context, max_new_tokens=100)
+    conversation = Conversation(TOKENIZER, context, max_new_tokens=100)
     config = ChatConfig(max_new_tokens=100)
-    return ChatTerminal(console, handle, config, conversation, Answer, model.generate), model
-
-
-def talk(monkeypatch: pytest.MonkeyPatch, text: str, *, context: int = 2048) -> FakeModel:
-    """A conversation in a pipe."""
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    chat, model = make_chat(Console(file=io.StringIO()), context=context)
-    chat.talk()
+    ChatTerminal(console, handle, config, conversation, Answer, model.generate).talk()
     return model
 
 
+def pipe(monkeypatch: pytest.MonkeyPatch, text: str, **options: int) -> FakeModel:
+    """A conversation in a pipe."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    return talk(Console(file=io.StringIO()), **options)
+
+
 def test_chat__a_read_that_fails_ends_that_answer_and_is_forgotten(monkeypatch, capsys):
-    answering = talk(monkeypatch, "first\nfail\nsecond\n")
+    answering = pipe(monkeypatch, "first\nfail\nsecond\n")
     assert "error: the disk is gone" in capsys.readouterr().err
     last = answering.asked[-1]
     assert "fail" not in last
@@ -69,26 +65,17 @@ def test_chat__ctrl_c_ends_neither_the_program_nor_its_hint(monkeypatch):
                 raise KeyboardInterrupt
             super().print(*objects, **options)
 
-    typed = iter([KeyboardInterrupt(), "hello\\", KeyboardInterrupt(), "hello", "/quit"])
-
-    def type_line(prompt: str) -> str:
-        line = next(typed)
-        if isinstance(line, KeyboardInterrupt):
-            raise line
-        return line
-
-    monkeypatch.setattr("builtins.input", type_line)
+    typed = [KeyboardInterrupt, "hello\\", KeyboardInterrupt, "hello", "/quit"]
+    monkeypatch.setattr("builtins.input", Mock(side_effect=typed))
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     shown = io.StringIO()
-    chat, answering = make_chat(Terminal(file=shown, force_terminal=True, highlight=False))
-    chat.talk()
-    assert len(answering.asked) == 1
-    assert "hello<|im_end|>" in answering.asked[0]
+    (asked,) = talk(Terminal(file=shown, force_terminal=True, highlight=False)).asked
+    assert "hello<|im_end|>" in asked
     assert shown.getvalue().count("/quit or Ctrl-D ends") == 2
 
 
 def test_chat__says_what_it_forgets_when_the_context_is_full(monkeypatch, capsys):
-    answering = talk(monkeypatch, "one " * 30 + "\n" + "two " * 30 + "\nthree\n", context=80)
+    answering = pipe(monkeypatch, "one " * 30 + "\n" + "two " * 30 + "\nthree\n", context=80)
     said = capsys.readouterr().err
     assert said.count("exceed the model's context of 80 tokens and were dropped") == 1
     assert "the oldest 2 messages" in said
@@ -97,12 +84,11 @@ def test_chat__says_what_it_forgets_when_the_context_is_full(monkeypatch, capsys
 
 
 def test_chat__escaped_slash_and_trailing_backslash(monkeypatch: pytest.MonkeyPatch) -> None:
-    answering = talk(monkeypatch, "//etc\\\nmore\n/reset\nlast\\")
-    assert "/etc\nmore<|im_end|>" in answering.asked[0]
-    assert "//etc" not in answering.asked[0]
-    assert len(answering.asked) == 2
-    assert "etc" not in answering.asked[1]
-    assert "last" in answering.asked[1]
+    first, second = pipe(monkeypatch, "//etc\\\nmore\n/reset\nlast\\").asked
+    assert "/etc\nmore<|im_end|>" in first
+    assert "//etc" not in first
+    assert "etc" not in second
+    assert "last" in second
 
 
 def test_summary__counts_this_answers_requests_only() -> None:

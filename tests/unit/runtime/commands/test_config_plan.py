@@ -10,14 +10,6 @@ from transformers import DeepseekV3Config, GptOssConfig, MixtralConfig, PreTrain
 
 from predictors.units import GIB, MIB
 from runtime.commands import config_plan, doctor
-from runtime.commands.config_plan import (
-    FormatPlan,
-    MachineLimits,
-    ModelCounts,
-    count_parameters,
-    lay_out_formats,
-    plan_formats,
-)
 from runtime.commands.pack import choose_coding
 from runtime.config import DoctorConfig, ModelConfig, Quantise
 from runtime.engine.memory import peak_memory_bytes
@@ -32,14 +24,13 @@ from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed
 
+SPEEDS = {"disk_bytes_per_second": GIB, "memory_bytes_per_second": 16 * GIB}
 KIMI_K2 = DeepseekV3Config(
     architectures=["DeepseekV3ForCausalLM"], n_routed_experts=384, first_k_dense_replace=1,
     num_attention_heads=64, num_key_value_heads=64, n_group=1, topk_group=1, vocab_size=163840,
     quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
 )  # fmt: skip
-LIMITS = MachineLimits(
-    free_memory_bytes=64 * GIB, disk_bytes_per_second=2**30, memory_bytes_per_second=2**34
-)
+LIMITS = config_plan.MachineLimits(free_memory_bytes=64 * GIB, **SPEEDS)
 
 
 def save(folder: Path, config: PreTrainedConfig) -> Path:
@@ -55,34 +46,31 @@ def plan(folder: Path) -> tuple:
     stripped = build_skeleton(folder, dtype="bfloat16")
     assert all(tensor.is_meta for tensor in stripped.model.parameters())
     top_k = find_top_k(stripped.model, stripped.layers)
-    counts = count_parameters(stripped, top_k=top_k, kv_bytes_per_token=1)
-    plans = plan_formats(counts, lay_out_formats(stripped), LIMITS, kv_tokens=0)
+    counts = config_plan.count_parameters(stripped, top_k=top_k, kv_bytes_per_token=1)
+    formats = config_plan.lay_out_formats(stripped)
+    plans = config_plan.plan_formats(counts, formats, LIMITS, kv_tokens=0)
     return counts, {one.format: one for one in plans}
 
 
-PUBLISHED = [
+PUBLISHED = {
     # As published; DeepSeek-V3 without its layer that predicts a second token.
-    (DeepseekV3Config(), 671, 37.0),
-    (KIMI_K2, 1026, 32.0),
-    (GptOssConfig(num_hidden_layers=36, num_local_experts=128), 117, 5.1),
-    (MixtralConfig(), 46.7, 12.9),
-]
+    "deepseek-v3": (DeepseekV3Config(), 671, 37.0),
+    "kimi-k2": (KIMI_K2, 1026, 32.0),
+    "gpt-oss-120b": (GptOssConfig(num_hidden_layers=36, num_local_experts=128), 117, 5.1),
+    "mixtral-8x7b": (MixtralConfig(), 46.7, 12.9),
+}
 
 
-@pytest.mark.parametrize(
-    ("config", "billions", "active"),
-    PUBLISHED,
-    ids=["deepseek-v3", "kimi-k2", "gpt-oss-120b", "mixtral-8x7b"],
-)
-def test_plan__counts_the_parameters_of_published_models(tmp_path, config, billions, active):
-    before = peak_memory_bytes()
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_plan__counts_the_parameters_of_published_models(tmp_path, name):
+    (config, billions, active), before = PUBLISHED[name], peak_memory_bytes()
     counts, plans = plan(save(tmp_path, config))
     assert peak_memory_bytes() - before < 300 * MIB
     assert counts.parameters / 1e9 == pytest.approx(billions, rel=0.003)
     assert counts.active_parameters / 1e9 == pytest.approx(active, rel=0.04)
     bits = 8 * plans["int4"].experts_bytes / counts.expert_parameters
     # Q4_K; Q4_1 where rows are no multiple of 256 weights; more where biases stay as they are.
-    assert bits == pytest.approx(5 if "gpt_oss" in str(config) else 4.5, rel=0.01)
+    assert bits == pytest.approx(5 if name == "gpt-oss-120b" else 4.5, rel=0.01)
     assert plans["bfloat16"].experts_bytes == pytest.approx(2 * counts.expert_parameters, rel=1e-3)
 
 
@@ -111,24 +99,22 @@ def test_plan__has_the_sizes_of_experts_of_every_kind(tmp_path, name):
 
 def test_plan_formats__bounds_the_time_of_a_token_by_hand():
     layout = ExpertLayout(shapes={}, dtypes={}, chunks=(), ends=(GIB,))
-    counts = ModelCounts(
+    counts = config_plan.ModelCounts(
         parameters=0, expert_parameters=0, active_parameters=0, dense_bytes=8 * GIB,
         read_dense_bytes=6 * GIB, kv_bytes_per_token=0, num_layers=10, num_experts=10, top_k=2,
     )  # fmt: skip
     speeds = {"disk_bytes_per_second": GIB, "memory_bytes_per_second": 13 * GIB}
 
-    def bound(free_gib: float) -> FormatPlan:
-        limits = MachineLimits(free_memory_bytes=int(free_gib * GIB), **speeds)
-        return plan_formats(counts, {"x": [layout] * 10}, limits, kv_tokens=0)[0]
+    def bound(free_gib: float) -> config_plan.FormatPlan:
+        limits = config_plan.MachineLimits(free_memory_bytes=int(free_gib * GIB), **speeds)
+        return config_plan.plan_formats(counts, {"x": [layout] * 10}, limits, kv_tokens=0)[0]
 
     # 90 % of 65 GiB, less 8 for weights and .29 for the process: 50 of 100 experts.
-    half = bound(65)
+    half, whole, none = bound(65), bound(200), bound(8)
     assert (half.hit_rate, half.reads_per_token) == (0.5, 10)
     assert (half.disk_seconds, half.memory_seconds, half.tpot_seconds) == (10, 2, 10)
     # All experts in memory: the 6 GiB and 20 experts that a token uses.
-    whole = bound(200)
     assert (whole.hit_rate, whole.disk_seconds, whole.tpot_seconds) == (1, 0, 2)
-    none = bound(8)
     assert none.budget_bytes is None
     assert "not enough free memory" in none.error
     assert none.reads_per_token == pytest.approx(20 * 0.98)
@@ -148,10 +134,9 @@ def test_doctor__plans_a_folder_with_only_a_configuration(tmp_path, capsys, monk
     assert [path.name for path in tmp_path.iterdir()] == ["k2"], "the scratch file is gone"
 
 
-def test_doctor__plans_a_whole_checkpoint_on_request(tmp_path, monkeypatch):
-    folder = tiny_qwen2_moe(tmp_path / "model")
+def test_doctor__plans_a_whole_checkpoint_on_request(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(config_plan, "is_in_memory", lambda where: where == tmp_path)
-    report = doctor.run(doctor_of(folder, config_only=True, run_dir=tmp_path))
+    report = doctor.run(doctor_of(tiny, config_only=True, run_dir=tmp_path))
     assert report["config_only"]
     assert report["machine"]["disk_bytes_per_second"] is None, "memory is no disk"
     # All in memory: nothing is read.
@@ -161,9 +146,8 @@ def test_doctor__plans_a_whole_checkpoint_on_request(tmp_path, monkeypatch):
 def test_check_examined_model__finds_a_configuration_in_the_hub_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     hub = tmp_path / "models--org--k2"
-    save_to = hub / "snapshots" / ("a" * 40)
-    save_to.mkdir(parents=True)
-    save(save_to, KIMI_K2)
+    (hub / "snapshots").mkdir(parents=True)
+    save(hub / "snapshots" / ("a" * 40), KIMI_K2)
     (hub / "refs").mkdir()
     (hub / "refs/main").write_text("a" * 40)
     check_examined_model(doctor_of("org/k2"))
@@ -182,11 +166,9 @@ UNPLANNABLE = [
 
 @pytest.mark.parametrize(("text", "message"), UNPLANNABLE)
 def test_doctor__refuses_a_configuration_that_it_cannot_plan(tmp_path, text, message):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(text)
+    (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=message):
-        doctor.run(doctor_of(folder, run_dir=tmp_path))
+        doctor.run(doctor_of(tmp_path, run_dir=tmp_path))
 
 
 def test_doctor__without_configuration_says_what_is_there(tmp_path):

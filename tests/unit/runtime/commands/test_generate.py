@@ -26,8 +26,7 @@ def test_generate__with_drafts_has_the_same_tokens(capsys, monkeypatch):
     monkeypatch.setattr("runtime.commands.generate.DraftPace", EagerPace)
     options = {"prompt": "one two three one two three one two", "max_new_tokens": 12}
     config = GenerateConfig(budget="100%", model=ModelConfig(dtype="float32"), **options)
-    draft = str(BUILTIN_MODELS / "qwen2_moe_tiny")
-    results = run(replace(config, draft=draft, budget="auto"))
+    results = run(replace(config, draft=str(BUILTIN_MODELS / "qwen2_moe_tiny"), budget="auto"))
     assert "MiB for the draft model" in capsys.readouterr().err
     assert results["tokens"] == run(config)["tokens"]
     drafts = results["drafts"]
@@ -35,14 +34,11 @@ def test_generate__with_drafts_has_the_same_tokens(capsys, monkeypatch):
     assert drafts["num_accepted"] == drafts["num_drafted"] > 0
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_text__has_no_control_characters_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a\x1b[2Jb\tc\nd\x9bm\r\x07é"
-    for stdout, expected in (io.StringIO(), text), (Terminal(), "a[2Jb\tc\ndmé"):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    for stdout, expected in (io.StringIO(), text), (terminal, "a[2Jb\tc\ndmé"):
         monkeypatch.setattr(sys, "stdout", stdout)
         write_text(text)
         assert stdout.getvalue() == expected

@@ -1,10 +1,10 @@
 """What JSON files and options can refuse is refused before any weights are read."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,50 +20,41 @@ from runtime.serving.config import ServeConfig
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     """Return a model whose weights nothing may read."""
-
-    def read(*_: object) -> NoReturn:
-        raise AssertionError("weights are read")
-
+    read = Mock(side_effect=AssertionError("weights are read"))
     monkeypatch.setattr(loading, "load_configured", read)
     shutil.copytree(BUILTIN_MODELS / "qwen2_moe_tiny", tmp_path / "model")
     return ModelConfig(name="model", id=str(tmp_path / "model"))
 
 
-COMMANDS = [
-    (generate.run, GenerateConfig(prompt="a")),
-    (chat.run, ChatConfig()),
-    (served_model.load_model, ServeConfig()),
-]
-
-
-Start = Callable[..., Any]
+GENERATE = generate.run, GenerateConfig(prompt="a")
+COMMANDS = [GENERATE, (chat.run, ChatConfig()), (served_model.load_model, ServeConfig())]
 
 
 @pytest.fixture(params=COMMANDS, ids=["generate", "chat", "serve"])
-def start(request: pytest.FixtureRequest, model: ModelConfig) -> Start:
+def start(request: pytest.FixtureRequest, model: ModelConfig) -> Any:
     """Each command, with more options."""
     run, config = request.param
     return lambda **more: run(replace(config, model=model, **more))
 
 
-def test_tokenizer__is_loaded_before_the_weights(start: Start, model: ModelConfig) -> None:
+def test_tokenizer__is_loaded_before_the_weights(start, model: ModelConfig) -> None:
     Path(model.id, "tokenizer.json").write_text("{")
     with pytest.raises(MoecastError, match="its tokenizer cannot be read"):
         start()
 
 
-def test_packed_store__is_opened_before_the_weights(start: Start, tmp_path: Path) -> None:
+def test_packed_store__is_opened_before_the_weights(start, tmp_path: Path) -> None:
     with pytest.raises(MoecastError, match="a packed store is a folder that moecast pack made"):
         start(store=StoreConfig(path=tmp_path / "none"))
 
 
-def test_predictor__is_looked_for_before_the_weights_are_read(start: Start) -> None:
+def test_predictor__is_looked_for_before_the_weights_are_read(start) -> None:
     with pytest.raises(MoecastError, match="unknown zoo entry 'nowhere/mlp'"):
         start(predictor="nowhere/mlp")
 
 
 @pytest.mark.parametrize("start", COMMANDS[1:], ids=["chat", "serve"], indirect=True)
-def test_chat_template__is_read_before_the_weights(start: Start, tmp_path: Path) -> None:
+def test_chat_template__is_read_before_the_weights(start, tmp_path: Path) -> None:
     with pytest.raises(MoecastError, match=r"chat_template=\S+ is not usable"):
         start(chat_template=tmp_path / "none")
 

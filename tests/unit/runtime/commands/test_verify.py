@@ -17,58 +17,47 @@ from runtime.tools.verify import reference, report, sides
 from runtime.tools.verify.reference import load_lazy, plain_bytes, token_prompts
 from runtime.tools.verify.report import NotExact
 from runtime.tools.verify.report import verify as verify_model
-from runtime.tools.verify.sides import (
-    PromptComparison,
-    VerifySide,
-    VerifyTask,
-    answer_path,
-    compare_answers,
-    read_answers,
-    write_answers,
-)
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
-def settings(folder: Path, *, exact: Exact = Exact.AUTO, **kwargs) -> VerifyModelConfig:
-    options = {"device": "cpu", "budget": ["30%"], "max_new_tokens": 5, **kwargs}
-    return VerifyModelConfig(model=ModelConfig(name="tiny", id=str(folder), exact=exact), **options)
+def settings(folder: Path, *, reference=VerifyReference.PLAIN, **model) -> VerifyModelConfig:
+    options = {"device": "cpu", "budget": ["30%"], "max_new_tokens": 5, "reference": reference}
+    return VerifyModelConfig(model=ModelConfig(name="tiny", id=str(folder), **model), **options)
 
 
-def make_task(folder: Path, output: Path) -> VerifyTask:
+def run_plain(folder: Path, output: Path) -> object:
+    """Runs the side of plain Transformers."""
     options = {"config": settings(folder), "prompts": [[5, 6]], "output": output}
-    return VerifyTask(side=VerifySide.PLAIN, **options)
+    return sides.run_side(sides.VerifyTask(side=sides.VerifySide.PLAIN, **options))
 
 
 def kept(folder: Path, *, logits, tokens, steps) -> Path:
     folder.mkdir()
-    save_file({"logits": torch.tensor(logits)}, answer_path(folder, 0, "prompt"))
-    save_file({"tokens": torch.tensor(tokens)}, answer_path(folder, 0, "tokens"))
-    np.array(steps, dtype=np.float32).tofile(answer_path(folder, 0, "steps"))
+    save_file({"logits": torch.tensor(logits)}, sides.answer_path(folder, 0, "prompt"))
+    save_file({"tokens": torch.tensor(tokens)}, sides.answer_path(folder, 0, "tokens"))
+    np.array(steps, dtype=np.float32).tofile(sides.answer_path(folder, 0, "steps"))
     return folder
 
 
 SAME = {"logits": [[1.0, 2.0], [3.0, 4.0]], "tokens": [7, 8], "steps": [[0.5, 1.5], [2.5, 3.5]]}
 
 
-def test_verify__in_python_returns_the_same_report(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    compared = verify_model(folder, budget=0.5, max_new_tokens=2, system="on-demand")
-    assert compared.is_equal
+def test_verify__in_python_returns_the_same_report(tiny):
+    compared = verify_model(tiny, budget=0.5, max_new_tokens=2, system="on-demand")
     (row,) = compared.rows
-    assert (row.budget, row.tokens_compared) == ("0.5", 6)
-    compared.rows[0] = replace(row, equal=False, prompts=[PromptComparison(prompt=0, equal=False)])
+    assert (compared.is_equal, row.budget, row.tokens_compared) == (True, "0.5", 6)
+    differing = sides.PromptComparison(prompt=0, equal=False)
+    compared.rows[0] = replace(row, equal=False, prompts=[differing])
     with pytest.raises(NotExact, match=r"at budgets 0\.5"):
         compared.require_equal()
 
 
-BATCH_OF_COPIES = "each new token in a batch of 8 copies"
 COMPARED = [
     (Exact.AUTO, VerifyReference.PLAIN, "experts_implementation=eager"),
     (Exact.GROUPED, VerifyReference.PLAIN, "experts_implementation=grouped_mm"),
-    (Exact.SHARED, VerifyReference.PLAIN, BATCH_OF_COPIES),
-    (Exact.SHARED, VerifyReference.LAZY, BATCH_OF_COPIES),
+    *((Exact.SHARED, known, "each new token in a batch of 8 copies") for known in VerifyReference),
 ]
 
 
@@ -87,18 +76,17 @@ def test_verify__a_served_model_is_the_plain_one(tmp_path, exact, reference, how
         assert said in results["compared"]
 
 
-def test_verify__grouped_experts_have_no_lazy_reference(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model")
+def test_verify__grouped_experts_have_no_lazy_reference(tiny):
     with pytest.raises(MoecastError, match="one expert at a time.*reference=plain"):
-        verify.run(settings(folder, exact=Exact.GROUPED, reference=VerifyReference.LAZY))
+        verify.run(settings(tiny, exact=Exact.GROUPED, reference=VerifyReference.LAZY))
 
 
-def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch):
+def test_verify__a_difference_is_a_failure_that_says_where(tiny, monkeypatch):
 
     def altered(asked):
         done = sides.run_side(asked)
-        if asked.side is VerifySide.SERVED:
-            file = answer_path(asked.output, 0, "steps")
+        if asked.side is sides.VerifySide.SERVED:
+            file = sides.answer_path(asked.output, 0, "steps")
             steps = np.fromfile(file, dtype=np.float32)
             steps[64] = np.nan  # of the second new token, with a vocabulary of 64
             steps.tofile(file)
@@ -106,8 +94,12 @@ def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch
 
     monkeypatch.setattr(report, "run_side", altered)
     with pytest.raises(NotExact, match=r"budgets 30%.*position 1 of logits of new") as failure:
-        verify.run(settings(tiny_qwen2_moe(tmp_path / "model")))
+        verify.run(settings(tiny))
     assert "'max_abs_difference': None" in str(failure.value)
+
+
+def differing(first: str, most: float | None) -> dict[str, object]:
+    return {"first_logits_that_differ": first, "max_abs_difference": most}
 
 
 DIFFERENCES = [
@@ -115,25 +107,15 @@ DIFFERENCES = [
     ({"tokens": [7, 9]}, {"first_token_that_differs": 1}),
     ({"tokens": [7]}, {"first_token_that_differs": 1}),
     ({"logits": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}, {}),
-    (
-        {"steps": [[0.5, 1.5], [2.5, 3.0]]},
-        {
-            "first_logits_that_differ": "position 1 of logits of new tokens",
-            "max_abs_difference": 0.5,
-        },
-    ),
-    (
-        {"logits": [[float("nan"), 2.0], [3.0, 4.0]]},
-        {"first_logits_that_differ": "position 0 of logits", "max_abs_difference": None},
-    ),
+    ({"steps": [[0.5, 1.5], [2.5, 3.0]]}, differing("position 1 of logits of new tokens", 0.5)),
+    ({"logits": [[float("nan"), 2.0], [3.0, 4.0]]}, differing("position 0 of logits", None)),
 ]
 
 
 @pytest.mark.parametrize(("change", "expected"), DIFFERENCES)
 def test_compare__finds_the_first_difference(tmp_path, change, expected):
     left = kept(tmp_path / "left", **SAME)
-    right = kept(tmp_path / "right", **(SAME | change))
-    row = asdict(compare_answers(left, right, 0))
+    row = asdict(sides.compare_answers(left, kept(tmp_path / "right", **(SAME | change)), 0))
     expected = {"equal": not change, **expected}
     assert {key: row[key] for key in expected} == expected
 
@@ -141,15 +123,15 @@ def test_compare__finds_the_first_difference(tmp_path, change, expected):
 def test_compare__zero_is_not_minus_zero_and_nan_is_nan(tmp_path):
     nan = SAME | {"logits": [[float("nan"), 0.0]]}
     left, right = kept(tmp_path / "left", **nan), kept(tmp_path / "right", **nan)
-    assert compare_answers(left, right, 0).equal
+    assert sides.compare_answers(left, right, 0).equal
     other = kept(tmp_path / "other", **(nan | {"logits": [[float("nan"), -0.0]]}))
-    assert not compare_answers(left, other, 0).equal
+    assert not sides.compare_answers(left, other, 0).equal
 
 
-def test_answer__is_what_generate_and_forward_give(tmp_path):
-    model = plain_eager(tiny_qwen2_moe(tmp_path / "model"))
-    write_answers(model, [5, 6, 7], tmp_path, 0, max_new_tokens=4, seed=0)
-    found = read_answers(tmp_path, 0)
+def test_answer__is_what_generate_and_forward_give(tiny, tmp_path):
+    model = plain_eager(tiny)
+    sides.write_answers(model, [5, 6, 7], tmp_path, 0, max_new_tokens=4, seed=0)
+    found = sides.read_answers(tmp_path, 0)
     tokens = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         assert torch.equal(found["logits"], model(tokens).logits[0])
@@ -163,22 +145,20 @@ def test_answer__is_what_generate_and_forward_give(tmp_path):
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "switch_transformers"])
 def test_load_lazy__is_plain_eager(tmp_path, name):
     folder = save_family(tmp_path / "model", FAMILIES[name])
-    tokens = torch.arange(5, 14)[None]
     plain, lazy = load_plain(folder, dtype="auto"), load_lazy(ModelConfig(id=str(folder)))
-    inputs = {"input_ids": tokens}
+    inputs = {"input_ids": torch.arange(5, 14)[None]}
     if plain.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = tokens
+        inputs["decoder_input_ids"] = inputs["input_ids"]
     with torch.no_grad():
         assert torch.equal(lazy(**inputs).logits, plain(**inputs).logits)
 
 
-def test_prompts__without_tokenizer_are_random_by_seed(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    tokens, described = token_prompts(folder, ["unread"], seed=3)
+def test_prompts__without_tokenizer_are_random_by_seed(tiny):
+    tokens, described = token_prompts(tiny, ["unread"], seed=3)
     assert [len(ids) for ids in tokens] == [7, 16, 33]
     assert all(4 <= one < 64 for ids in tokens for one in ids)
     assert described == "3 prompts of random tokens, seed 3 (the model has no tokenizer)"
-    assert token_prompts(folder, [], seed=3)[0] == tokens != token_prompts(folder, [], seed=4)[0]
+    assert token_prompts(tiny, [], seed=3)[0] == tokens != token_prompts(tiny, [], seed=4)[0]
 
 
 def test_verify__refuses_a_reference_that_does_not_fit_with_advice(tmp_path, monkeypatch):
@@ -188,19 +168,17 @@ def test_verify__refuses_a_reference_that_does_not_fit_with_advice(tmp_path, mon
     needed = plain_bytes(folder, "float32")
     assert needed - reference.PROCESS_BYTES == int(1.1 * 2 * weights)
     monkeypatch.setattr(reference, "available_memory_bytes", lambda: needed - 1)
-    config = settings(folder)
-    config = replace(config, model=replace(config.model, dtype="float32"))
     with pytest.raises(MoecastError, match=rf"{needed} bytes.*{needed - 1} are.*reference=lazy"):
-        verify.run(config)
+        verify.run(settings(folder, dtype="float32"))
 
 
 def test_side__a_user_error_keeps_its_message(tmp_path):
     with pytest.raises(MoecastError, match=r"nowhere.*is not on this machine"):
-        sides.run_side(make_task(tmp_path / "nowhere", tmp_path / "out"))
+        run_plain(tmp_path / "nowhere", tmp_path / "out")
 
 
 def test_side__a_killed_child_is_named(tmp_path, monkeypatch):
     failure = ChildFailure("the process was killed by signal 9")
     monkeypatch.setattr(sides, "run_in_child", lambda *_: failure)
     with pytest.raises(sides.ChildFailed, match=r"side plain: .* killed by signal 9"):
-        sides.run_side(make_task(tmp_path, tmp_path / "out"))
+        run_plain(tmp_path, tmp_path / "out")

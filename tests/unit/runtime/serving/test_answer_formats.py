@@ -16,10 +16,8 @@ from runtime.serving.choice import ChoiceEvent, FinishReason, TokenDelta
 WEATHER = {"city": "Paris", "days": 3}
 TIME = {"zone": "Europe/Rome"}
 CALLS = [("get_weather", WEATHER), ("get_time", TIME)]
-PROPERTIES = {
-    "get_weather": {"city": {"type": "string"}, "days": {"type": "integer"}},
-    "get_time": {"zone": {"type": "string"}},
-}
+WEATHER_TYPES = {"city": {"type": "string"}, "days": {"type": "integer"}}
+PROPERTIES = {"get_weather": WEATHER_TYPES, "get_time": {"zone": {"type": "string"}}}
 
 
 def function(name: str, **more: Any) -> dict[str, Any]:
@@ -34,149 +32,133 @@ TOOLS = [
 WEATHER_JSON, TIME_JSON = json.dumps(WEATHER), json.dumps(TIME)
 WEATHER_CALL = json.dumps({"name": "get_weather", "arguments": WEATHER})
 TIME_CALL = json.dumps({"name": "get_time", "arguments": TIME})
+HERMES_CALL = f"<tool_call>\n{WEATHER_CALL}\n</tool_call>"
+
+
+HERMES = "<tool_call> <think>"
 
 
 @dataclass(frozen=True)
 class Family:
-    template: str
-    """What its chat template has."""
     text: str
     """What the model writes."""
+    template: str = HERMES
+    """What its chat template has."""
     prefix: str = ""
     content: str = ""
     reasoning: str = ""
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=lambda: CALLS)
 
 
+def unread(text: str) -> Family:
+    """A text that stays content."""
+    return Family(text, content=text, calls=[])
+
+
 BOTH: Any = {"content": "I look it up.", "reasoning": "Let me see."}
-HERMES = "<tool_call> <think>"
-HARMONY = "<|channel|>"
+ANALYSED: Any = {"template": "<|channel|>", "reasoning": "Let me see."}
+START = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
 FAMILIES = {
     "qwen3": Family(
-        HERMES,
         "<think>\nLet me see.\n</think>\n\nI look it up.\n"
-        f"<tool_call>\n{WEATHER_CALL}\n</tool_call>\n<tool_call>\n{TIME_CALL}\n</tool_call>",
+        f"{HERMES_CALL}\n<tool_call>\n{TIME_CALL}\n</tool_call>",
         **BOTH,
     ),
     "qwen3-thinking, whose prompt begins the reasoning": Family(
-        HERMES,
-        f"Let me see.\n</think>\n\n<tool_call>\n{WEATHER_CALL}\n</tool_call>\n",
+        f"Let me see.\n</think>\n\n{HERMES_CALL}\n",
         prefix="<think>",
         reasoning="Let me see.",
         calls=CALLS[:1],
     ),
     "qwen3-coder": Family(
-        "<tool_call> <function= <parameter=",
         "I look it up.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n"
         "</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
         "<function=get_time>\n<parameter=zone>\nEurope/Rome\n</parameter>\n</function>\n</tool_call>",
+        template="<tool_call> <function= <parameter=",
         content="I look it up.",
     ),
     "glm": Family(
-        "<tool_call> <arg_key> <think>",
         "\n<think>Let me see.</think>\nI look it up.\n<tool_call>get_weather\n"
         "<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
         "\n<tool_call>get_time\n<arg_key>zone</arg_key>\n<arg_value>Europe/Rome</arg_value>\n"
         "</tool_call>",
+        template="<tool_call> <arg_key> <think>",
         **BOTH,
     ),
     "minimax": Family(
-        "<minimax:tool_call> <think>",
         '<think>\nLet me see.\n</think>\n\n<minimax:tool_call>\n<invoke name="get_weather">\n'
         '<parameter name="city">Paris</parameter>\n<parameter name="days">3</parameter>\n'
         '</invoke>\n<invoke name="get_time">\n<parameter name="zone">Europe/Rome</parameter>\n'
         "</invoke>\n</minimax:tool_call>",
+        template="<minimax:tool_call> <think>",
         reasoning="Let me see.",
     ),
     "deepseek-v3": Family(
-        "<｜tool▁call▁begin｜> ```json",
         "I look it up.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
         f"get_weather\n```json\n{WEATHER_JSON}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
         f"get_time\n```json\n{TIME_JSON}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        template="<｜tool▁call▁begin｜> ```json",
         content="I look it up.",
     ),
     "deepseek-v3.1": Family(
-        "<｜tool▁call▁begin｜> <think>",
         "Let me see.</think>I look it up.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather"
         f"<｜tool▁sep｜>{WEATHER_JSON}<｜tool▁call▁end｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>"
         f"{TIME_JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        template="<｜tool▁call▁begin｜> <think>",
         prefix="<think>",
         **BOTH,
     ),
     "kimi": Family(
-        "<|tool_call_argument_begin|>",
         "I look it up.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
         f"<|tool_call_argument_begin|>{WEATHER_JSON}<|tool_call_end|><|tool_call_begin|>"
         f"functions.get_time:1<|tool_call_argument_begin|>{TIME_JSON}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
+        template="<|tool_call_argument_begin|>",
         content="I look it up.",
     ),
     "gpt-oss": Family(
-        HARMONY,
-        "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary"
-        "<|message|>I look it up.<|end|><|start|>assistant<|channel|>commentary "
-        f"to=functions.get_weather <|constrain|>json<|message|>{WEATHER_JSON}",
-        **BOTH,
+        f"{START}<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant<|channel|>"
+        f"commentary to=functions.get_weather <|constrain|>json<|message|>{WEATHER_JSON}",
+        **ANALYSED,
+        content="I look it up.",
         calls=CALLS[:1],
     ),
     "gpt-oss, with the recipient before the channel": Family(
-        HARMONY,
-        "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant to=functions.get_time"
-        f"<|channel|>commentary json<|message|>{TIME_JSON}",
-        reasoning="Let me see.",
+        f"{START} to=functions.get_time<|channel|>commentary json<|message|>{TIME_JSON}",
+        **ANALYSED,
         calls=CALLS[1:],
     ),
     "gpt-oss, without a call": Family(
-        HARMONY,
-        "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>final"
-        "<|message|>It is\n\n sunny. ",
+        f"{START}<|channel|>final<|message|>It is\n\n sunny. ",
+        **ANALYSED,
         content="It is\n\n sunny. ",
-        reasoning="Let me see.",
         calls=[],
     ),
     "mistral, version 11": Family(
-        "[TOOL_CALLS] [ARGS] [THINK]",
         f"[THINK]Let me see.[/THINK]I look it up.[TOOL_CALLS]get_weather[ARGS]{WEATHER_JSON}"
         f"[TOOL_CALLS]get_time[ARGS]{TIME_JSON}",
+        template="[TOOL_CALLS] [ARGS] [THINK]",
         **BOTH,
     ),
-    "mistral": Family("[TOOL_CALLS]", f"[TOOL_CALLS] [{WEATHER_CALL}, {TIME_CALL}]"),
+    "mistral": Family(f"[TOOL_CALLS] [{WEATHER_CALL}, {TIME_CALL}]", "[TOOL_CALLS]"),
     "llama": Family(
-        '"parameters"', json.dumps({"name": "get_weather", "parameters": WEATHER}), calls=CALLS[:1]
+        json.dumps({"name": "get_weather", "parameters": WEATHER}), '"parameters"', calls=CALLS[:1]
     ),
-    "plain text": Family(
-        HERMES, " A <b>bold</b> claim <\n\n", content=" A <b>bold</b> claim <\n\n", calls=[]
-    ),
-    "a call that is no JSON": Family(
-        HERMES,
-        'Well. <tool_call>\n{"name": get}\n</tool_call>',
-        content='Well. <tool_call>\n{"name": get}\n</tool_call>',
-        calls=[],
-    ),
-    "a call that the limit cut short": Family(
-        HERMES, '<tool_call>\n{"name": "get_wea', content='<tool_call>\n{"name": "get_wea', calls=[]
-    ),
-    "reasoning that the limit cut short": Family(
-        HERMES, "<think>\nLet me", reasoning="Let me", calls=[]
-    ),
+    "plain text": unread(" A <b>bold</b> claim <\n\n"),
+    "a call that is no JSON": unread('Well. <tool_call>\n{"name": get}\n</tool_call>'),
+    "a call that the limit cut short": unread('<tool_call>\n{"name": "get_wea'),
+    "reasoning that the limit cut short": Family("<think>\nLet me", reasoning="Let me", calls=[]),
 }
 
 
 def format_of(template: str, *, special: Any = None, **more: Any) -> AnswerFormat:
-    tokenizer: Any = SimpleNamespace(chat_template=template, **more)
-    found = find_answer_format(tokenizer, special or {})
+    found = find_answer_format(SimpleNamespace(chat_template=template, **more), special or {})
     assert found is not None
     return found
 
 
 def read(
-    form: AnswerFormat,
-    text: str,
-    size: int,
-    *,
-    prefix: str = "",
-    tools: list[dict[str, Any]] = TOOLS,
-    reason: FinishReason = FinishReason.STOP,
+    form: AnswerFormat, text: str, size: int, *, prefix="", tools=TOOLS, reason=FinishReason.STOP
 ) -> tuple[OutputDelta, list[OutputDelta]]:
     """The whole of an answer in pieces of this size, and what each piece added."""
     reader = AnswerReader(AnswerParser(form.parser(prefix, tools)))
@@ -199,8 +181,7 @@ def read(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_answer__becomes_its_parts(name: str, size: int) -> None:
     family = FAMILIES[name]
-    form = format_of(family.template)
-    whole, deltas = read(form, family.text, size, prefix=family.prefix)
+    whole, deltas = read(format_of(family.template), family.text, size, prefix=family.prefix)
     assert [(call.name, json.loads(call.arguments)) for call in whole.calls] == family.calls
     assert (whole.text, whole.reasoning) == (family.content, family.reasoning)
     assert len({call.id for call in whole.calls}) == len(whole.calls)
@@ -212,7 +193,7 @@ def test_answer__becomes_its_parts(name: str, size: int) -> None:
 
 
 def test_tools_that_are_not_offered__are_not_called() -> None:
-    text = f"So: <tool_call>\n{WEATHER_CALL}\n</tool_call>"
+    text = f"So: {HERMES_CALL}"
     whole, _ = read(format_of(HERMES), text, 3, tools=[])
     assert (whole.text, whole.calls, whole.finish_reason) == (text, [], "stop")
 
@@ -223,22 +204,17 @@ def test_stream__has_text_at_once_and_calls_when_they_end() -> None:
     first = text.index("Let me")
     assert "".join(delta.reasoning for delta in deltas[first : first + 3]) == "Let"
     called = [i for i, delta in enumerate(deltas) if delta.calls]
-    ends = [match.end() for match in re.finditer("</tool_call>", text)]
-    assert [i + 1 for i in called] == ends
+    assert [i + 1 for i in called] == [match.end() for match in re.finditer("</tool_call>", text)]
     assert deltas[-1].finish_reason == "length"
 
 
+NAMED = {"function": {"name": "{name}", "arguments": "{content}"}}
+JSON_CALL = {"close": ";", "content": "json", "repeats": True, "transform": NAMED}
 OWN = {
     "start_anchor": "<assistant>",
     "fields": {
         "thinking": {"open": "(", "close": ")", "content": "text"},
-        "tool_calls": {
-            "open_pattern": r"CALL (?P<name>\w+) ",
-            "close": ";",
-            "content": "json",
-            "repeats": True,
-            "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
-        },
+        "tool_calls": {"open_pattern": r"CALL (?P<name>\w+) ", **JSON_CALL},
         "content": {"content": "text"},
     },
 }
@@ -258,5 +234,4 @@ def test_tokenizers_own_template__counts_first(size: int) -> None:
 
 
 def test_models_without_either__have_no_format() -> None:
-    tokenizer: Any = SimpleNamespace(chat_template="{{ messages }}")
-    assert find_answer_format(tokenizer, {}) is None
+    assert find_answer_format(SimpleNamespace(chat_template="{{ messages }}"), {}) is None

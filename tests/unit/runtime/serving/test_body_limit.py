@@ -2,24 +2,19 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.serving.edge.body_limit import (
-    MAX_LARGE_BODIES,
-    PARSED_AT_ONCE,
-    PAUSE_SECONDS,
-    SMALL_BYTES,
-    BodyLimitMiddleware,
-    BodySize,
-)
+from runtime.serving.edge import body_limit
+from runtime.serving.edge.body_limit import MAX_LARGE_BODIES, BodyLimitMiddleware, BodySize
 
-LARGE = SMALL_BYTES + 1
-SMALL_SLOTS, LARGE_SLOTS = PARSED_AT_ONCE[BodySize.SMALL], PARSED_AT_ONCE[BodySize.LARGE]
+LARGE = body_limit.SMALL_BYTES + 1
+SLOTS = body_limit.PARSED_AT_ONCE
 OK = {"type": "http.response.start", "status": 200, "headers": []}
+JSON = [(b"content-type", b"application/json")]
 
 
 class SlowApp:
@@ -34,8 +29,7 @@ class SlowApp:
         self.num_bytes += len((await receive()).get("body", b""))
         self.num_running += 1
         self.most = max(self.most, self.num_running)
-        if self._early_release:
-            scope["state"]["parse_turn"].release()
+        for _ in range(2 * self._early_release):
             scope["state"]["parse_turn"].release()
         for _ in range(5):
             await asyncio.sleep(0)
@@ -66,36 +60,35 @@ class Client:
             self.statuses.append(message["status"])
 
     def ask(self, app: Callable[..., Awaitable[None]]) -> Awaitable[None]:
-        headers = [(b"content-type", b"application/json")]
         method = "POST" if self._body else "GET"
-        scope: Any = {"type": "http", "method": method, "path": self._path, "headers": headers}
+        scope = {"type": "http", "method": method, "path": self._path, "headers": [*JSON]}
         return app(scope, self.receive, self.send)
 
 
+limit = partial(BodyLimitMiddleware, max_bytes=1 << 20, timeout_seconds=60)
+
+
 def ask_all(app: SlowApp, clients: list[Client]) -> BodyLimitMiddleware:
-    limited = BodyLimitMiddleware(app, max_bytes=1 << 20, timeout_seconds=60)
+    limited = limit(app)
 
     async def run() -> None:
-        asks = (client.ask(limited) for client in clients)
-        await asyncio.wait_for(asyncio.gather(*asks, return_exceptions=True), 60)
+        await asyncio.gather(*(client.ask(limited) for client in clients), return_exceptions=True)
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
     return limited
 
 
-LIMITS = [(0, SMALL_SLOTS), (SMALL_BYTES, SMALL_SLOTS), (LARGE, LARGE_SLOTS)]
+SMALL = [(size, 30, SLOTS[BodySize.SMALL]) for size in (0, body_limit.SMALL_BYTES)]
+KINDS = [*SMALL, (LARGE, MAX_LARGE_BODIES, SLOTS[BodySize.LARGE])]
 
 
-@pytest.mark.parametrize(("num_bytes", "limit"), LIMITS)
+@pytest.mark.parametrize(("num_bytes", "number", "slots"), KINDS)
 @pytest.mark.parametrize("path", ["/x", "/fails"])
-def test_requests__are_parsed_few_at_once(num_bytes: int, limit: int, path: str) -> None:
-    app = SlowApp()
-    number = MAX_LARGE_BODIES if num_bytes > SMALL_BYTES else 30
-    clients = [Client(num_bytes, path=path) for _ in range(number)]
+def test_requests__are_parsed_few_at_once(num_bytes, number, slots, path):
+    app, clients = SlowApp(), [Client(num_bytes, path=path) for _ in range(number)]
     ask_all(app, clients)
-    assert app.most == limit
     assert [client.statuses for client in clients] == [[200]] * number
-    assert app.num_bytes == number * num_bytes
+    assert (app.most, app.num_bytes) == (slots, number * num_bytes)
 
 
 def test_slot__is_given_back_before_a_slow_answer() -> None:
@@ -111,27 +104,22 @@ def test_health__waits_for_nobody() -> None:
 
 
 def test_clients_that_left_while_they_waited__are_not_served() -> None:
-    app = SlowApp()
-    clients = [Client(LARGE), *(Client(LARGE, leaves=True) for _ in range(9))]
-    ask_all(app, [*clients, Client(LARGE)])
+    app, left = SlowApp(), [Client(LARGE, leaves=True) for _ in range(9)]
+    ask_all(app, [Client(LARGE), *left, Client(LARGE)])
     assert app.num_calls == 2
 
 
 def test_large_bodies__are_few_at_once_and_counted_again_afterwards() -> None:
-    app = SlowApp()
     clients = [Client(LARGE) for _ in range(MAX_LARGE_BODIES + 5)]
-    limited = ask_all(app, clients)
-    statuses = [client.statuses[0] for client in clients]
-    assert sorted(statuses) == [200] * MAX_LARGE_BODIES + [503] * 5
+    limited = ask_all(SlowApp(), clients)
+    assert sorted(client.statuses[0] for client in clients) == [200] * MAX_LARGE_BODIES + [503] * 5
     assert not limited._large_bodies
 
 
-@pytest.mark.parametrize("num_bytes", [1, LARGE])
-def test_waiting_requests__leave_rounds_of_the_event_loop_to_others(num_bytes, monkeypatch):
-    for size in BodySize:
-        monkeypatch.setitem(PAUSE_SECONDS, size, 0.02)
-    num_rounds = 0
-    seen: list[int] = []
+@pytest.mark.parametrize(("num_bytes", "size"), [(1, BodySize.SMALL), (LARGE, BodySize.LARGE)])
+def test_waiting_requests__leave_rounds_of_the_event_loop_to_others(num_bytes, size, monkeypatch):
+    monkeypatch.setattr(body_limit, "PAUSE_SECONDS", dict.fromkeys(BodySize, 0.02))
+    num_rounds, seen = 0, []
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         seen.append(num_rounds)
@@ -145,15 +133,13 @@ def test_waiting_requests__leave_rounds_of_the_event_loop_to_others(num_bytes, m
             num_rounds += 1
 
     async def run() -> None:
-        limited = BodyLimitMiddleware(app, max_bytes=1 << 20, timeout_seconds=60)
-        counting = asyncio.ensure_future(count_rounds())
-        await asyncio.gather(*(Client(num_bytes).ask(limited) for _ in range(3 * SMALL_SLOTS)))
+        limited, counting = limit(app), asyncio.ensure_future(count_rounds())
+        clients = [Client(num_bytes) for _ in range(3 * SLOTS[BodySize.SMALL])]
+        await asyncio.gather(*(client.ask(limited) for client in clients))
         counting.cancel()
 
     asyncio.run(asyncio.wait_for(run(), 60))
-    num_slots = SMALL_SLOTS if num_bytes == 1 else LARGE_SLOTS
-    starts = seen[::num_slots]
-    assert all(later - start >= 10 for start, later in pairwise(starts))
+    assert all(later - start >= 10 for start, later in pairwise(seen[:: SLOTS[size]]))
 
 
 class SlowSender(Client):
@@ -166,10 +152,9 @@ class SlowSender(Client):
 
 
 def test_large_bodies_that_never_end__keep_no_other_from_the_server() -> None:
-    app = SlowApp()
     slow = [SlowSender(LARGE) for _ in range(MAX_LARGE_BODIES)]
     quick = [Client(LARGE) for _ in range(3)]
-    limited = BodyLimitMiddleware(app, max_bytes=1 << 20, timeout_seconds=60)
+    limited = limit(SlowApp())
 
     async def run() -> None:
         reads = [asyncio.ensure_future(client.ask(limited)) for client in slow]

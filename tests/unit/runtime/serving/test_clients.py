@@ -1,17 +1,15 @@
 """The page of clients: its lines for those that are installed here, and that none is forgotten."""
 
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.builders.serving import RunningServer, running_server, tiny
+from tests.builders.serving import running_server, tiny
 from tests.docs.client_lines import INSTALLED, MODEL, NOT_RUN, PROGRAMS, PYTHON, client_lines
 
 
 @pytest.fixture(scope="module")
-def named(folder: Path) -> Iterator[RunningServer]:
+def named(folder):
     with running_server(lambda: tiny(folder, served_name=MODEL)) as running:
         yield running
 

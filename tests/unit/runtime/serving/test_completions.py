@@ -12,10 +12,11 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from runtime.generation.detokenizer import Vocabulary
 from runtime.serving.api import event_stream, routes
+from tests.builders.forced_text import END
 from tests.builders.plain_answers import TOKENIZER, PlainAnswers, ids, text_of
 from tests.builders.serving import PROMPTS, RunningServer
 
-MODEL = "tiny"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def user(content: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -24,100 +25,97 @@ def user(content: Any, **fields: Any) -> list[dict[str, Any]]:
 
 
 HELLO: list[Any] = user("hello")
+ASKED: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": PROMPTS[0]}, CHAT: {"messages": HELLO}}
 
 
 def raw(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
+    """The answer; a chat's has OpenAI's shape."""
     answer = server.post(path, json=body)
     assert answer.status_code == 200, answer.text
+    if path == CHAT:
+        ChatCompletion.model_validate(answer.json(), strict=True)
     return answer.json()
 
 
 def events(server: RunningServer, path: str, **body: Any) -> list[Any]:
-    """The parsed events of a stream, which ends with [DONE]."""
+    """The parsed events of a stream, which ends with [DONE]; a chat's have OpenAI's shape."""
     answer = server.post(path, json={**body, "stream": True})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     lines = [line for line in answer.text.split("\n\n") if line and not line.startswith(":")]
     assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    found = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    for event in found if path == CHAT else ():
+        ChatCompletionChunk.model_validate(event, strict=True)
+    return found
+
+
+def end_of(answer: dict[str, Any]) -> tuple[str, int]:
+    """Reason of the first choice's end, and number of all tokens."""
+    return answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]
 
 
 def test_models__have_openais_shape(server: RunningServer) -> None:
-    listed = server.get("/v1/models").json()
-    card = server.get(f"/v1/models/{MODEL}").json()
-    assert listed == {"object": "list", "data": [card]}
+    card = server.get("/v1/models/tiny").json()
+    assert server.get("/v1/models").json() == {"object": "list", "data": [card]}
     Model.model_validate(card, strict=True)
-    assert (card["id"], card["owned_by"], card["max_model_len"]) == (MODEL, "moecast", 2048)
+    assert (card["id"], card["owned_by"], card["max_model_len"]) == ("tiny", "moecast", 2048)
 
 
 def test_chat__answer_ends_with_its_turn(server: RunningServer, plain: PlainAnswers) -> None:
     prompt = TOKENIZER.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
-    answer = raw(server, "/v1/chat/completions", messages=HELLO, max_tokens=12, temperature=0)
-    ChatCompletion.model_validate(answer, strict=True)
-    end = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
-    tokens = plain.tokens(prompt, 12, eos_token_id=[0, end])
-    assert answer["choices"][0]["message"]["content"] == text_of(tokens)
-    assert answer["choices"][0]["message"]["role"] == "assistant"
-    assert answer["usage"]["prompt_tokens"] == len(prompt)
-    assert answer["usage"]["completion_tokens"] == len(tokens)
+    answer = raw(server, CHAT, messages=HELLO, max_tokens=12, temperature=0)
+    tokens = plain.tokens(prompt, 12, eos_token_id=[0, END])
+    message, usage = answer["choices"][0]["message"], answer["usage"]
+    assert (message["role"], message["content"]) == ("assistant", text_of(tokens))
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), len(tokens))
 
 
 def test_chat__accepts_its_own_answers_and_text_parts(server: RunningServer) -> None:
-    first = server.openai().chat.completions.create(model=MODEL, messages=HELLO, max_tokens=3)
+    first = server.openai().chat.completions.create(model="tiny", messages=HELLO, max_tokens=3)
     message = first.choices[0].message
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    spoken = [*HELLO, message.model_dump(), {"role": "user", "content": parts}]
-    assistant = {"role": "assistant", "content": message.content}
-    history = [*HELLO, assistant, {"role": "user", "content": "one two"}]
+    spoken = [*HELLO, message.model_dump(), *user(parts)]
+    history = [*HELLO, {"role": "assistant", "content": message.content}, *user("one two")]
     encoded = TOKENIZER.apply_chat_template(history, add_generation_prompt=True)
     assert raw(server, "/tokenize", messages=spoken)["tokens"] == encoded["input_ids"]
 
 
-@pytest.mark.parametrize("chat", [False, True])
-def test_stream__has_the_whole_answers_usage_if_asked(server: RunningServer, chat: bool) -> None:
-    path = "/v1/chat/completions" if chat else "/v1/completions"
-    body: dict[str, Any] = {"messages": HELLO} if chat else {"prompt": PROMPTS[0]}
-    body |= {"max_tokens": 12, "temperature": 0}
-    whole = raw(server, path, **body)
+@pytest.mark.parametrize("path", ASKED)
+def test_stream__has_the_whole_answers_usage_if_asked(server: RunningServer, path: str) -> None:
+    body = ASKED[path] | {"max_tokens": 12, "temperature": 0}
     chunks = events(server, path, **body, stream_options={"include_usage": True})
     *parts, last = chunks
-    assert last["choices"] == []
-    assert last["usage"] == whole["usage"]
+    assert (last["choices"], last["usage"]) == ([], raw(server, path, **body)["usage"])
     assert all(part["usage"] is None for part in parts)
     assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
     assert len(parts) > 5
-    if chat:
-        for chunk in chunks:
-            ChatCompletionChunk.model_validate(chunk, strict=True)
+    if path == CHAT:
         first, *others = [part["choices"][0]["delta"] for part in parts]
         assert first["role"] == "assistant"
         assert all("role" not in delta for delta in others)
-    unasked = events(server, path, **body)
-    assert all("usage" not in chunk for chunk in unasked)
+    assert all("usage" not in chunk for chunk in events(server, path, **body))
 
 
 def test_stream__never_cuts_a_character(server: RunningServer) -> None:
     """A stream of the three bytes of one character."""
     vocabulary = Vocabulary(TOKENIZER)
     bytes_of = {tuple(vocabulary.bytes(token)): token for token in range(256)}
-    bias = {str(bytes_of[byte,]): 100 for byte in "€".encode()}
     body: dict[str, Any] = {"prompt": "a", "max_tokens": 150, "temperature": 2, "seed": 3}
-    body["logit_bias"] = bias
-    whole = raw(server, "/v1/completions", **body)["choices"][0]["text"]
-    chunks = events(server, "/v1/completions", **body)
-    texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    body["logit_bias"] = {str(bytes_of[byte,]): 100 for byte in "€".encode()}
+    whole = raw(server, COMPLETIONS, **body)["choices"][0]["text"]
+    texts = [chunk["choices"][0]["text"] for chunk in events(server, COMPLETIONS, **body)]
     assert "".join(texts) == whole
     assert "€" in whole
-    valid = whole.rstrip("\ufffd")
     *complete, _held, end = texts
-    assert "".join(complete).count("\ufffd") == valid.count("\ufffd")
+    assert "".join(complete).count("\ufffd") == whole.rstrip("\ufffd").count("\ufffd")
     assert end == ""
 
 
 def test_several_prompts_and_answers__come_in_order(server, plain):
     prompts = PROMPTS[:3]
     body = {"prompt": prompts, "n": 2, "max_tokens": 6, "temperature": 0}
-    answer = raw(server, "/v1/completions", **body)
+    answer = raw(server, COMPLETIONS, **body)
     Completion.model_validate(answer, strict=True)
     expected = [plain.text(prompt, 6) for prompt in prompts for _ in range(2)]
     found = [(choice["index"], choice["text"]) for choice in answer["choices"]]
@@ -127,22 +125,14 @@ def test_several_prompts_and_answers__come_in_order(server, plain):
     assert usage["total_tokens"] == num_prompt + 36
     for echo in (False, True):
         texts = dict.fromkeys(range(6), "")
-        for chunk in events(server, "/v1/completions", **body, echo=echo):
+        for chunk in events(server, COMPLETIONS, **body, echo=echo):
             texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
         assert list(texts.values()) == [echo * prompts[i // 2] + expected[i] for i in range(6)]
 
 
-def test_prompt_of_tokens__is_used_unchanged(server: RunningServer) -> None:
-    tokens = ids(PROMPTS[0])
-    body = {"max_tokens": 5, "temperature": 0}
-    prompts = (PROMPTS[0], tokens, [tokens], [PROMPTS[0]])
-    answers = [raw(server, "/v1/completions", prompt=prompt, **body) for prompt in prompts]
-    assert len({answer["choices"][0]["text"] for answer in answers}) == 1
-
-
 def test_seed__draws_as_torch_does_and_each_choice_has_its_own(server, plain):
     body = {"prompt": PROMPTS[0], "max_tokens": 10, "temperature": 0.8, "top_p": 0.9, "n": 2}
-    answer = raw(server, "/v1/completions", **body, seed=5)
+    answer = raw(server, COMPLETIONS, **body, seed=5)
     expected = []
     for seed in (5, 6):
         torch.manual_seed(seed)
@@ -154,33 +144,30 @@ def test_seed__draws_as_torch_does_and_each_choice_has_its_own(server, plain):
 
 def test_stop_token__ends_the_text_and_is_excluded(server, plain):
     tokens = plain.tokens(ids(PROMPTS[0]), 30)
-    stop = tokens[7]
-    body = {"prompt": PROMPTS[0], "max_tokens": 30, "temperature": 0, "stop_token_ids": [stop]}
-    answer = raw(server, "/v1/completions", **body)
-    index = tokens.index(stop)
+    body = {"max_tokens": 30, "temperature": 0, "stop_token_ids": [tokens[7]]}
+    answer = raw(server, COMPLETIONS, prompt=PROMPTS[0], **body)
+    index = tokens.index(tokens[7])
     assert answer["choices"][0]["text"] == text_of(tokens[:index])
-    assert answer["choices"][0]["finish_reason"] == "stop"
-    assert answer["usage"]["completion_tokens"] == index + 1
+    assert end_of(answer) == ("stop", index + 1)
 
 
-def test_eos_token__ends_the_text_unless_ignored(server: RunningServer) -> None:
-    bias = {"0": 100}
-    body = {"prompt": PROMPTS[0], "max_tokens": 4, "temperature": 0, "logit_bias": bias}
-    ended = raw(server, "/v1/completions", **body)
-    assert ended["choices"][0]["finish_reason"] == "stop"
-    assert ended["usage"]["completion_tokens"] == 1
-    ignored = raw(server, "/v1/completions", **body, ignore_eos=True)
-    assert ignored["choices"][0]["finish_reason"] == "length"
-    assert ignored["usage"]["completion_tokens"] == 4
-    special = raw(server, "/v1/completions", **body, ignore_eos=True, stop="<|endoftext|>")
-    assert special["usage"]["completion_tokens"] == 1
-    later = raw(server, "/v1/completions", **body, min_tokens=3)
-    assert later["usage"]["completion_tokens"] == 4
+EOS_ENDS: list[tuple[dict[str, Any], tuple[str, int]]] = [
+    ({}, ("stop", 1)),
+    ({"ignore_eos": True}, ("length", 4)),
+    ({"ignore_eos": True, "stop": "<|endoftext|>"}, ("stop", 1)),
+    ({"min_tokens": 3}, ("stop", 4)),
+]
+
+
+@pytest.mark.parametrize(("more", "end"), EOS_ENDS)
+def test_eos_token__ends_the_text_unless_ignored(server, more, end):
+    body = {"prompt": PROMPTS[0], "max_tokens": 4, "temperature": 0, "logit_bias": {"0": 100}}
+    assert end_of(raw(server, COMPLETIONS, **body, **more)) == end
 
 
 def test_logprobs__equal_the_models(server: RunningServer, plain: PlainAnswers) -> None:
     body = {"prompt": PROMPTS[0], "max_tokens": 6, "temperature": 0.5, "seed": 2, "logprobs": 3}
-    answer = raw(server, "/v1/completions", **body, frequency_penalty=1)
+    answer = raw(server, COMPLETIONS, **body, frequency_penalty=1)
     Completion.model_validate(answer, strict=True)
     logprobs = answer["choices"][0]["logprobs"]
     assert "".join(logprobs["tokens"]) == answer["choices"][0]["text"]
@@ -206,12 +193,10 @@ def test_echo_with_logprobs__scores_the_prompt(server, plain, num_tokens, as_tok
     prompts = PROMPTS[:2] + [PROMPTS[5]]
     prompt: Any = [ids(prompt) for prompt in prompts] if as_tokens else prompts
     body = {"max_tokens": num_tokens, "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
-    answer = raw(server, "/v1/completions", prompt=prompt, **body)
+    answer = raw(server, COMPLETIONS, prompt=prompt, **body)
     for prompt, choice in zip(prompts, answer["choices"], strict=True):
-        tokens = ids(prompt)
-        rows = plain.logprobs_TV(tokens)
-        logprobs = choice["logprobs"]
-        length = len(tokens)
+        tokens, logprobs = ids(prompt), choice["logprobs"]
+        rows, length = plain.logprobs_TV(tokens), len(tokens)
         assert len(logprobs["tokens"]) == length + num_tokens
         expected = [float(rows[index, token]) for index, token in enumerate(tokens[1:])]
         assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
@@ -225,7 +210,6 @@ def test_echo_with_logprobs__scores_the_prompt(server, plain, num_tokens, as_tok
 
 
 def test_echo_with_logprobs__reads_the_prompt_once(server, monkeypatch):
-    model = server.service.loaded.model
     lengths: list[int] = []
 
     def count(_module: Any, _inputs: Any, options: dict[str, Any]) -> None:
@@ -233,17 +217,16 @@ def test_echo_with_logprobs__reads_the_prompt_once(server, monkeypatch):
 
     server.service.loaded.kept.forget()  # with echo, nothing of a prompt is reused
     body = {"prompt": PROMPTS, "max_tokens": 5, "temperature": 0, "logprobs": 2}
-    plain = raw(server, "/v1/completions", **body)
-    hook = model.register_forward_pre_hook(count, with_kwargs=True)
-    echoed = raw(server, "/v1/completions", **body, echo=True)
+    plain = raw(server, COMPLETIONS, **body)
+    hook = server.service.loaded.model.register_forward_pre_hook(count, with_kwargs=True)
+    echoed = raw(server, COMPLETIONS, **body, echo=True)
     hook.remove()
     prompts = sorted(len(ids(prompt)) for prompt in PROMPTS)
     assert sorted(length for length in lengths if length > 1) == [n for n in prompts if n > 1]
     for prompt, one, other in zip(PROMPTS, echoed["choices"], plain["choices"], strict=True):
         assert one["text"] == prompt + other["text"]
-        new = {name: values[len(ids(prompt)) :] for name, values in one["logprobs"].items()}
-        assert new["token_logprobs"] == other["logprobs"]["token_logprobs"]  # in all bits
-        assert new["top_logprobs"] == other["logprobs"]["top_logprobs"]
+        for name in ("token_logprobs", "top_logprobs"):  # in all bits
+            assert one["logprobs"][name][len(ids(prompt)) :] == other["logprobs"][name]
 
 
 def test_large_answers__are_written_off_the_event_loop(server, monkeypatch):
@@ -259,8 +242,8 @@ def test_large_answers__are_written_off_the_event_loop(server, monkeypatch):
     monkeypatch.setattr(routes, "write_json", record(routes.write_json))
     monkeypatch.setattr(event_stream, "format_event", record(event_stream.format_event))
     body = {"prompt": "a b c d " * 30, "max_tokens": 0, "echo": True, "logprobs": 20}
-    whole = server.post("/v1/completions", json=body).json()["choices"][0]
-    lines = server.post("/v1/completions", json=body | {"stream": True}).text.split("\n\n")
+    whole = server.post(COMPLETIONS, json=body).json()["choices"][0]
+    lines = server.post(COMPLETIONS, json=body | {"stream": True}).text.split("\n\n")
     assert len(writers) >= 2
     assert server.thread not in writers[:2]
     chunk = json.loads(lines[0].removeprefix("data: "))["choices"][0]
@@ -270,17 +253,15 @@ def test_large_answers__are_written_off_the_event_loop(server, monkeypatch):
 
 def test_chat_logprobs__name_each_token_and_its_bytes(server: RunningServer) -> None:
     body = {"messages": HELLO, "max_tokens": 5, "temperature": 0, "logprobs": True}
-    answer = raw(server, "/v1/chat/completions", **body, top_logprobs=2)
-    ChatCompletion.model_validate(answer, strict=True)
-    choice = answer["choices"][0]
+    answer = raw(server, CHAT, **body, top_logprobs=2)
+    (choice,) = answer["choices"]
     content = choice["logprobs"]["content"]
     assert len(content) == answer["usage"]["completion_tokens"]
-    text = b"".join(bytes(entry["bytes"]) for entry in content).decode()
-    assert text == choice["message"]["content"]
+    assert b"".join(bytes(one["bytes"]) for one in content).decode() == choice["message"]["content"]
     for entry in content:
         assert entry["top_logprobs"][0]["logprob"] == entry["logprob"]  # greedy
         assert len(entry["top_logprobs"]) == 2
-    chunks = events(server, "/v1/chat/completions", **body, top_logprobs=2)
+    chunks = events(server, CHAT, **body, top_logprobs=2)
     streamed = [chunk["choices"][0]["logprobs"] or {} for chunk in chunks]
     assert [entry for part in streamed for entry in part.get("content", [])] == content
 

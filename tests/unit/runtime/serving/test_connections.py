@@ -3,16 +3,15 @@
 import logging
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from runtime.serving.api import event_stream
 from runtime.serving.edge.connections import DEADLINES, ConnectionPhase, RepeatFilter
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
+from tests.builders.waiting import wait_for
 
 KEY = "the-key"
 AUTHORIZATION = f"Authorization: Bearer {KEY}\r\n".encode()
@@ -23,7 +22,7 @@ ESTABLISHED = 1
 
 
 @pytest.fixture(scope="module")
-def guarded(folder: Path) -> Iterator[RunningServer]:
+def guarded(folder):
     """A server with a key, few connections and short deadlines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runtime.serving.edge.connections.MAX_CONNECTIONS", LIMIT)
@@ -35,19 +34,15 @@ def guarded(folder: Path) -> Iterator[RunningServer]:
 
 
 def post(path: str, body: bytes, *, length: int | None = None) -> bytes:
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body) if length is None else length}\r\n"
-    )
-    return head.encode() + AUTHORIZATION + b"\r\n" + body
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    size = f"Content-Length: {len(body) if length is None else length}\r\n"
+    return (head + size).encode() + AUTHORIZATION + b"\r\n" + body
 
 
-def read_all(connection: socket.socket) -> bytes:
-    """Everything until the server closes the connection."""
-    content = b""
-    while piece := connection.recv(1 << 16):
-        content += piece
-    return content
+def exchange(server: RunningServer, request: bytes) -> bytes:
+    """Everything that the server answers until it closes the connection."""
+    with server.connect(request) as connection:
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
 def is_ended(connection: socket.socket, *, drip: bytes = b"x") -> bool:
@@ -70,20 +65,18 @@ def tcp_state(connection: socket.socket) -> int:
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
 
 
+NO_TYPE = b"PUT /health HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n" + AUTHORIZATION + b"\r\n{"
 LEFT_OPEN = {
     "body without a key": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{",
     "chunks without a key": b"PUT / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1",
     "body of a GET": b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{",
-    "body of a refused type": b"PUT /health HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n"
-    + AUTHORIZATION
-    + b"\r\n{",
+    "body of a refused type": NO_TYPE,
 }
 
 
 @pytest.mark.parametrize("name", LEFT_OPEN)
 def test_answer_before_the_end_of_its_request__closes(guarded: RunningServer, name: str) -> None:
-    with guarded.connect() as connection:
-        connection.sendall(LEFT_OPEN[name])
+    with guarded.connect(LEFT_OPEN[name]) as connection:
         answer = connection.recv(1 << 16)
         assert answer.startswith(b"HTTP/1.1 ")
         assert b"connection: close" in answer.lower()
@@ -97,7 +90,7 @@ STARTS = [b"", b"GET /heal", LEFT_OPEN["body without a key"], post("/tokenize", 
 def test_many_connections__keep_nobody_from_the_server(guarded, start):
     with ExitStack() as stack:
         for _ in range(2 * LIMIT):
-            stack.enter_context(guarded.connect()).sendall(start)
+            stack.enter_context(guarded.connect(start))
         with guarded.http(headers={"Authorization": f"Bearer {KEY}"}) as client:
             assert client.get("/health").status_code == 200
             assert client.post("/tokenize", json={"prompt": "a"}).status_code == 200
@@ -105,12 +98,8 @@ def test_many_connections__keep_nobody_from_the_server(guarded, start):
 
 def test_pipelined_answers__that_are_not_read_end_the_connection(guarded: RunningServer) -> None:
     large = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n" + AUTHORIZATION + b"\r\n"
-    with guarded.connect() as connection:
-        connection.sendall(large * 1000)
-        start = time.monotonic()
-        while tcp_state(connection) == ESTABLISHED:
-            assert time.monotonic() - start < 60
-            time.sleep(0.02)
+    with guarded.connect(large * 1000) as connection:
+        wait_for(lambda: tcp_state(connection) != ESTABLISHED, seconds=60)
 
 
 def test_stream__that_is_not_read_is_cancelled(guarded, monkeypatch, caplog):
@@ -118,13 +107,10 @@ def test_stream__that_is_not_read_is_cancelled(guarded, monkeypatch, caplog):
     monkeypatch.setattr(event_stream, "format_event", lambda _: f": {'x' * (8 << 20)}\n\n")
     body = b'{"prompt": "a", "max_tokens": 48, "stream": true, "ignore_eos": true}'
     guarded.steps.hold()
-    with guarded.connect() as connection:
-        connection.sendall(post("/v1/completions", body))
-        while tcp_state(connection) == ESTABLISHED:
-            time.sleep(0.02)
+    with guarded.connect(post("/v1/completions", body)) as connection:
+        wait_for(lambda: tcp_state(connection) != ESTABLISHED)
     guarded.steps.release()
-    while not any("its generation is cancelled" in record.message for record in caplog.records):
-        time.sleep(0.02)
+    wait_for(lambda: "its generation is cancelled" in caplog.text)
 
 
 NOT_HTTP = [
@@ -141,9 +127,7 @@ NOT_HTTP = [
 
 @pytest.mark.parametrize("request_bytes", NOT_HTTP)
 def test_what_is_not_http__is_refused_and_not_logged(guarded, request_bytes, caplog):
-    with guarded.connect() as connection:
-        connection.sendall(request_bytes)
-        answer = read_all(connection)
+    answer = exchange(guarded, request_bytes)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"connection: close" in answer.lower()
     assert {record.name for record in caplog.records} <= {"runtime.serving.edge.middleware"}
@@ -152,9 +136,7 @@ def test_what_is_not_http__is_refused_and_not_logged(guarded, request_bytes, cap
 def test_length_given_twice__closes_the_connection_after_the_answer(guarded: RunningServer) -> None:
     both = b"Transfer-Encoding: chunked\r\nContent-Length: 6"
     request = post("/tokenize", b"").replace(b"Content-Length: 0", both)
-    with guarded.connect() as connection:
-        connection.sendall(request + b"0\r\n\r\n" + GET)
-        answer = read_all(connection)
+    answer = exchange(guarded, request + b"0\r\n\r\n" + GET)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"connection: close" in answer
     assert answer.count(b"HTTP/1.1 ") == 1, "what follows is taken for a request"
@@ -164,8 +146,7 @@ def test_connection_without_a_request__has_a_deadline(guarded: RunningServer) ->
     """However many bytes of headers drip."""
 
     def ends(start: bytes) -> bool:
-        with guarded.connect() as connection:
-            connection.sendall(start)
+        with guarded.connect(start) as connection:
             return is_ended(connection, drip=b"x" if start != GET else b"")
 
     with ThreadPoolExecutor(3) as pool:

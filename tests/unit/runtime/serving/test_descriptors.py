@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -18,7 +17,7 @@ from tests.builders.serving import running_server, tiny
 PROMPT = {"prompt": "The heart", "max_tokens": 4, "temperature": 0}
 SAMPLED = {"temperature": 1, "n": 2, "top_p": 0.9, "top_k": 9, "logit_bias": {"5": 1}}
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-ANSWERED: list[tuple[str, dict[str, Any] | None, int]] = [
+ANSWERED: list[tuple[str, dict[str, object] | None, int]] = [
     ("/v1/completions", PROMPT, 200),
     ("/v1/completions", {**PROMPT, "stream": True}, 200),
     ("/v1/completions", {**PROMPT, "echo": True, "logprobs": 2, **SAMPLED}, 200),
@@ -44,7 +43,7 @@ def no_free_descriptor() -> Iterator[None]:
         yield
 
 
-def ask(connection: HTTPConnection, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
+def ask(connection: HTTPConnection, path: str, body: dict[str, object] | None) -> tuple[int, bytes]:
     content = None if body is None else json.dumps(body)
     headers = {"Content-Type": "application/json"}
     connection.request("GET" if body is None else "POST", path, content, headers)
@@ -61,8 +60,7 @@ def test_no_free_descriptor__ends_neither_server_nor_engine(folder: Path) -> Non
         with no_free_descriptor():
             assert connection_limit() == MIN_CONNECTIONS
             status, content = ask(connection, "/v1/completions", PROMPT)
-            assert status == 500
-            assert json.loads(content)["error"]["code"] == "expert_transfer_failed"
+            assert (status, json.loads(content)["error"]["code"]) == (500, "expert_transfer_failed")
         assert ask(connection, "/v1/completions", PROMPT)[0] == 200
         # From now on the model's files are open.
         with no_free_descriptor():

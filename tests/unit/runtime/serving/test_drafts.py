@@ -1,7 +1,6 @@
 """A server with `draft=` answers as one without."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ def answers(server: RunningServer, *, num_together: int) -> list[object]:
     bodies = [*({"prompt": prompt} for prompt in PROMPTS), {"prompt": PROMPTS[0], "logprobs": 2}]
     bodies += [CONSTRAINED, {"prompt": "a", "logit_bias": {"9": 100}}]
 
-    def ask(body: dict[str, Any]) -> object:
+    def ask(body: dict[str, object]) -> object:
         answer = raw(server, "/v1/completions", **OPTIONS, **body)
         return answer["choices"], answer["usage"]
 

@@ -1,7 +1,6 @@
 """Generation requests from valid bodies: defaults, limits and the model's properties."""
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +24,6 @@ from tests.builders.serving import tiny
 from tests.builders.tokenizers import byte_fallback_tokenizer
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-LIMITS = ServeConfig(max_new_tokens=100)
 
 
 def completion(**body: Any) -> CompletionRequest:
@@ -36,87 +34,88 @@ def chat(**body: Any) -> ChatRequest:
     return ChatRequest.model_validate({"messages": HELLO, **body})
 
 
+def parsed(body: CompletionRequest | ChatRequest, **model: Any) -> Any:
+    """The request to a model with these properties."""
+    parse: Any = parse_chat if isinstance(body, ChatRequest) else parse_completion
+    return parse(body, info(**model), ServeConfig(max_new_tokens=100))
+
+
+def sampling_of(body: CompletionRequest | ChatRequest, **model: Any) -> SamplingParams:
+    return parsed(body, **model).prompts[0].sampling
+
+
 def test_max_tokens__defaults_to_16_for_completions_only() -> None:
-    assert parse_completion(completion(), info(), LIMITS).prompts[0].sampling.max_new_tokens == 16
-    request = parse_completion(completion(prompt=[1] * 195), info(), LIMITS)
-    assert request.prompts[0].sampling.max_new_tokens == 5
+    assert sampling_of(completion()).max_new_tokens == 16
+    assert sampling_of(completion(prompt=[1] * 195)).max_new_tokens == 5
     for length in (200, None):
-        spoken = parse_chat(chat(), info(context_length=length), LIMITS)
-        assert spoken.prompts[0].sampling.max_new_tokens == 100
-    short = parse_chat(chat(), info(context_length=20), LIMITS)
-    assert short.prompts[0].sampling.max_new_tokens == 20 - len(short.prompts[0].tokens)
+        assert sampling_of(chat(), context_length=length).max_new_tokens == 100
+    (short,) = parsed(chat(), context_length=20).prompts
+    assert short.sampling.max_new_tokens == 20 - len(short.tokens)
 
 
 def test_context_length__includes_prompt_and_answer() -> None:
     message = "prompt: this model's context length is 200 tokens, answer included, but .* has 200"
     with pytest.raises(ContextTooLong, match=message):
-        parse_completion(completion(prompt=[1] * 200, max_tokens=6), info(), LIMITS)
-    parse_completion(completion(prompt=[1] * 200, max_tokens=0, echo=True), info(), LIMITS)
+        parsed(completion(prompt=[1] * 200, max_tokens=6))
+    parsed(completion(prompt=[1] * 200, max_tokens=0, echo=True))
 
 
 def test_max_tokens__of_another_models_limit_is_what_fits() -> None:
     for length, num_prompt, expected in ((200, 195, 5), (200, 20, 100), (None, 20, 100)):
         body = completion(prompt=[1] * num_prompt, max_tokens=65535)
-        request = parse_completion(body, info(context_length=length), LIMITS)
-        assert request.prompts[0].sampling.max_new_tokens == expected
+        assert sampling_of(body, context_length=length).max_new_tokens == expected
     for name in ("max_tokens", "max_completion_tokens"):
-        sampling = parse_chat(chat(**{name: 65535}), info(), LIMITS).prompts[0].sampling
-        assert sampling.max_new_tokens == 100
+        assert sampling_of(chat(**{name: 65535})).max_new_tokens == 100
 
 
 def test_kv_budget__bounds_prompt_and_answer_too() -> None:
-    bounded = info(kv_budget=KVCacheBudget(CacheSize(10, 0), 1000))
-    assert bounded.max_length == 100
+    budget = KVCacheBudget(CacheSize(10, 0), 1000)
+    assert info(kv_budget=budget).max_length == 100
     assert info(kv_budget=KVCacheBudget(CacheSize(10, 0), 9000)).max_length == 200
-    fitting = parse_completion(completion(prompt=[1] * 95, max_tokens=6), bounded, LIMITS)
-    assert fitting.prompts[0].sampling.max_new_tokens == 5
+    fitting = completion(prompt=[1] * 95, max_tokens=6)
+    assert sampling_of(fitting, kv_budget=budget).max_new_tokens == 5
     message = "kv_budget allows at most 100 tokens, answer included, but the prompt has 100"
     with pytest.raises(ContextTooLong, match=message):
-        parse_completion(completion(prompt=[1] * 100), bounded, LIMITS)
-    spoken = parse_chat(chat(), bounded, LIMITS)
-    assert spoken.prompts[0].sampling.max_new_tokens == 100 - len(spoken.prompts[0].tokens)
+        parsed(completion(prompt=[1] * 100), kv_budget=budget)
+    (spoken,) = parsed(chat(), kv_budget=budget).prompts
+    assert spoken.sampling.max_new_tokens == 100 - len(spoken.tokens)
 
 
 def test_sampling__prefers_the_request_over_the_model() -> None:
-    model = info(default_sampling={"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.05})
-    sampling = parse_completion(completion(top_p=0.5), model, LIMITS).prompts[0].sampling
+    of_model = {"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.05}
+    sampling = sampling_of(completion(top_p=0.5), default_sampling=of_model)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.5, 0)
     assert sampling.repetition_penalty == 1.05
-    sampling = parse_completion(completion(top_k=-1), info(), LIMITS).prompts[0].sampling
+    sampling = sampling_of(completion(top_k=-1))
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
-    greedy = parse_completion(completion(temperature=0), model, LIMITS).prompts[0].sampling
-    assert greedy.is_greedy
+    assert sampling_of(completion(temperature=0), default_sampling=of_model).is_greedy
 
 
 def test_chat__ends_at_the_end_of_its_turn_too() -> None:
     turn = EndOfTurn(token_ids=(7,), strings=(PLAIN_STOP,))
-    sampling = parse_chat(chat(stop="\n"), info(end_of_turn=turn), LIMITS).prompts[0].sampling
-    assert sampling.stop_token_ids == {0, 7}
-    assert sampling.stop == ("\n", PLAIN_STOP)
-    text = parse_completion(completion(), info(end_of_turn=turn), LIMITS).prompts[0].sampling
-    assert text.stop_token_ids == {0}
+    sampling = sampling_of(chat(stop="\n"), end_of_turn=turn)
+    assert (sampling.stop_token_ids, sampling.stop) == ({0, 7}, ("\n", PLAIN_STOP))
+    assert sampling_of(completion(), end_of_turn=turn).stop_token_ids == {0}
 
 
 def test_developer_role__becomes_system_in_templates() -> None:
     first = ({"role": role, "content": "x"} for role in ("developer", "system"))
-    developer, system = (chat(messages=[message, *HELLO]) for message in first)
-    tokens = [parse_chat(body, info(), LIMITS).prompts[0].tokens for body in (developer, system)]
-    assert tokens[0] == tokens[1]
+    developer, system = (parsed(chat(messages=[message, *HELLO])) for message in first)
+    assert developer.prompts[0].tokens == system.prompts[0].tokens
 
 
 def test_seeds__are_consecutive_and_wrap() -> None:
-    request = parse_completion(completion(seed=2**63 - 1, n=3), info(), LIMITS)
+    request = parsed(completion(seed=2**63 - 1, n=3))
     assert [request.sampling_params(0, number).seed for number in range(3)] == [2**63 - 1, 0, 1]
-    drawn = [parse_completion(completion(), info(), LIMITS) for _ in range(3)]
-    assert len({request.sampling_params(0, 0).seed for request in drawn}) == 3
+    assert len({parsed(completion()).sampling_params(0, 0).seed for _ in range(3)}) == 3
 
 
 def test_echo__rejects_prompts_with_too_many_logits() -> None:
     body = completion(prompt=[1] * 100, max_tokens=0, echo=True, logprobs=1)
-    parse_completion(body, info(), LIMITS)
+    parsed(body)
     with pytest.raises(ContextTooLong, match="logits of 100 tokens"):
-        parse_completion(body, info(logit_bytes=1 << 24), LIMITS)
-    parse_completion(completion(prompt=[1] * 100, echo=True), info(logit_bytes=1 << 24), LIMITS)
+        parsed(body, logit_bytes=1 << 24)
+    parsed(completion(prompt=[1] * 100, echo=True), logit_bytes=1 << 24)
 
 
 @pytest.mark.parametrize("content", ["{% for %}", "{{ missing() }}"])
@@ -128,16 +127,14 @@ def test_chat_template__that_is_invalid_prevents_the_start(folder, tmp_path, con
 
 def test_many_prompts__are_counted_before_they_are_encoded() -> None:
     with pytest.raises(RequestError, match="100 answers in one request exceed"):
-        parse_completion(completion(prompt=["a"] * 100), info(tokenizer=None), LIMITS)
+        parsed(completion(prompt=["a"] * 100), tokenizer=None)
 
 
 def test_stop_token_ids__may_not_be_the_whole_vocabulary_with_min_tokens() -> None:
-    every = list(range(8))
-    tiny_vocabulary = info(vocab_size=8)
-    body = {"prompt": [1], "stop_token_ids": every}
-    parse_completion(completion(**body), tiny_vocabulary, LIMITS)
+    body: dict[str, Any] = {"prompt": [1], "stop_token_ids": [*range(8)]}
+    parsed(completion(**body), vocab_size=8)
     with pytest.raises(RequestError, match="whole vocabulary") as caught:
-        parse_completion(completion(**body, min_tokens=2), tiny_vocabulary, LIMITS)
+        parsed(completion(**body, min_tokens=2), vocab_size=8)
     assert caught.value.param == "stop_token_ids"
 
 
@@ -146,9 +143,8 @@ def test_logprobs__of_all_answers_together_are_bounded() -> None:
     limits = ServeConfig(max_new_tokens=4096)
     most = {"prompt": [[1] * 1024] * 6, "n": 4, "max_tokens": 16, "echo": True, "logprobs": 20}
     assert parse_completion(completion(**most), long, limits).num_logprobs == 24 * 1040 * 21
-    more = completion(**most | {"max_tokens": 17})
     with pytest.raises(RequestError, match=r"have 524664 log-prob.*at most 524288") as caught:
-        parse_completion(more, long, limits)
+        parse_completion(completion(**most | {"max_tokens": 17}), long, limits)
     assert caught.value.param == "logprobs"
     # Without echo, or without log-probabilities, the prompts' tokens are not reported.
     for fewer in ({"echo": False}, {"logprobs": None}):
@@ -159,22 +155,19 @@ def test_logprobs__of_all_answers_together_are_bounded() -> None:
         parse_chat(spoken, long, replace(limits, max_new_tokens=8192))
 
 
-@pytest.mark.parametrize("has_template", [True, False])
-def test_texts_that_cannot_fit__are_refused_before_they_are_encoded(has_template: bool) -> None:
-    tokenizer = SimpleNamespace(
-        chat_template="template" if has_template else None,
-        apply_chat_template=lambda messages, **_: messages[0]["content"],
-    )
-    model, long = info(tokenizer=tokenizer, max_token_bytes=3), "\u20ac" * 201
+@pytest.mark.parametrize("template", ["template", None])
+def test_texts_that_cannot_fit__are_refused_before_they_are_encoded(template: str | None) -> None:
+    tokenizer = SimpleNamespace(chat_template=template)
+    tokenizer.apply_chat_template = lambda messages, **_: messages[0]["content"]
+    model: Any = {"tokenizer": tokenizer, "max_token_bytes": 3}
+    long, refusal = "\u20ac" * 201, "bytes of text are more than 20[0-9] tokens"
     messages = [{"role": "user", "content": long}]
-    for parse, body in (
-        (partial(parse_completion, limits=LIMITS), completion(prompt=[long])),
-        (partial(parse_chat, limits=LIMITS), chat(messages=messages)),
-        (tokenize_body, TokenizeRequest.model_validate({"prompt": long})),
-        (tokenize_body, TokenizeRequest.model_validate({"messages": messages})),
-    ):
-        with pytest.raises(ContextTooLong, match="bytes of text are more than 20[0-9] tokens"):
-            parse(body, info=model)
+    for body in (completion(prompt=[long]), chat(messages=messages)):
+        with pytest.raises(ContextTooLong, match=refusal):
+            parsed(body, **model)
+    for fields in ({"prompt": long}, {"messages": messages}):
+        with pytest.raises(ContextTooLong, match=refusal):
+            tokenize_body(TokenizeRequest.model_validate(fields), info(**model))
 
 
 def test_texts_that_may_fit__are_encoded() -> None:
@@ -184,11 +177,10 @@ def test_texts_that_may_fit__are_encoded() -> None:
 
 
 def test_tokenizer_of_another_model__is_named_before_the_model_runs() -> None:
-    small = info(vocab_size=10)
     with pytest.raises(RequestError, match="prompt: token .* not in the model's vocabulary of 10"):
-        parse_completion(completion(), small, LIMITS)
+        parsed(completion(), vocab_size=10)
     with pytest.raises(RequestError, match="messages: token .* not in the model's vocabulary"):
-        parse_chat(chat(), small, LIMITS)
+        parsed(chat(), vocab_size=10)
 
 
 def test_chat_template__that_fails_in_any_way_is_a_refusal() -> None:
@@ -197,33 +189,26 @@ def test_chat_template__that_fails_in_any_way_is_a_refusal() -> None:
         tokenizer.chat_template = code
         assert end_of_turn(tokenizer) == EndOfTurn()
         with pytest.raises(RequestError, match="^messages: .*template refuses these messages"):
-            parse_chat(chat(), info(tokenizer=tokenizer), LIMITS)
+            parsed(chat(), tokenizer=tokenizer)
 
 
 def test_kv_budget__counts_fixed_and_growing_bytes() -> None:
     budget = KVCacheBudget(CacheSize(10, 100), 1000)
-    assert budget.max_length == 90
-    assert budget.fits([90])
-    assert not budget.fits([91])
-    assert budget.fits([40, 40])
-    assert not budget.fits([40, 41])
-    assert budget.bytes_of([3, 4]) == 270
+    assert (budget.max_length, budget.bytes_of([3, 4])) == (90, 270)
+    fitting = [texts for texts in ([90], [91], [40, 40], [40, 41]) if budget.fits(texts)]
+    assert fitting == [[90], [40, 40]]
     fixed = KVCacheBudget(CacheSize(0, 400), 1000)
     assert fixed.max_length is None
-    assert fixed.fits([10**9, 10**9])
-    assert not fixed.fits([1, 1, 1])
+    assert [fixed.fits(texts) for texts in ([10**9] * 2, [1] * 3)] == [True, False]
 
 
-INVALID_BUDGETS = [
-    (CacheSize(0, 0), "cannot be measured"),
-    (CacheSize(10, 985), "two tokens takes 1005"),
-]
+INVALID = {"cannot be measured": CacheSize(0, 0), "two tokens takes 1005": CacheSize(10, 985)}
 
 
-@pytest.mark.parametrize(("size", "message"), INVALID_BUDGETS)
-def test_kv_budget__that_is_invalid_is_an_error(size: CacheSize, message: str) -> None:
+@pytest.mark.parametrize("message", INVALID)
+def test_kv_budget__that_is_invalid_is_an_error(message: str) -> None:
     with pytest.raises(BudgetError, match=message):
-        KVCacheBudget(size, 1000)
+        KVCacheBudget(INVALID[message], 1000)
 
 
 def test_stop_string__in_bytes_that_are_still_held_ends_the_answer_at_once() -> None:
@@ -231,8 +216,7 @@ def test_stop_string__in_bytes_that_are_still_held_ends_the_answer_at_once() -> 
     sampling = SamplingParams(max_new_tokens=20, stop=("b€",))
     choice = CompletionChoice([1], sampling, deliver=events.extend)
     choice._detokenizer = Detokenizer(byte_fallback_tokenizer())
-    tokens = "ab€".encode()
-    assert [choice.on_token(token) for token in tokens] == [False] * 4 + [True]
+    assert [choice.on_token(token) for token in "ab€".encode()] == [False] * 4 + [True]
     choice.complete()
     assert "".join(event.text for event in events[:-1]) == "a"
     assert events[-1] is FinishReason.STOP

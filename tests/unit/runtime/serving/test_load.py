@@ -8,10 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from http.client import HTTPConnection
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import openai
@@ -19,35 +18,26 @@ import pytest
 
 from runtime.errors import CheckpointError, TransferError
 from runtime.generation.lockstep.sequence import SequenceTask
-from runtime.policy.tier import TransferTask
 from runtime.serving.api.output_stream import OutputStream
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.errors import EngineDead
-from runtime.serving.service import GenerationService, LoadedModel, ServiceObserver, ServiceState
+from runtime.serving.service import GenerationService, ServiceObserver, ServiceState
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.served import before_transfers, count_pins, read_in_python
-from tests.builders.serving import (
-    PROMPTS,
-    WAIT_SECONDS,
-    RunningServer,
-    running_server,
-    speaking_model,
-    tiny,
-)
+from tests.builders.serving import PROMPTS, RunningServer, running_server, speaking_model, tiny
 from tests.builders.waiting import wait_for
+from tests.unit.runtime.serving.test_connections import post
+from tests.unit.runtime.serving.test_rejections import error_of
 
 LONG = {"prompt": "The", "max_tokens": 2000, "temperature": 0}
+PATIENCE = 240.0
 
 
 def ask_all(server: RunningServer, number: int) -> list[httpx2.Response]:
     """Send all prompts at once, each from its own thread."""
-
-    def ask(prompt: str) -> httpx2.Response:
-        body = {"prompt": prompt, "max_tokens": number, "temperature": 0}
-        return server.post("/v1/completions", json=body)
-
+    bodies = [{"prompt": prompt, "max_tokens": number, "temperature": 0} for prompt in PROMPTS]
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        return list(pool.map(ask, PROMPTS))
+        return list(pool.map(lambda body: server.post("/v1/completions", json=body), bodies))
 
 
 def text_of(answer: httpx2.Response) -> str:
@@ -55,28 +45,16 @@ def text_of(answer: httpx2.Response) -> str:
     return answer.json()["choices"][0]["text"]
 
 
-def with_link(
-    open_model: Callable[[], LoadedModel], call: Callable[[TransferTask], None]
-) -> Callable[[], LoadedModel]:
-    """The model, with a call before each read."""
-
-    def opened() -> LoadedModel:
-        served = open_model()
-        engine = served.model.moecast.engine
-        read_in_python(engine)
-        threads = engine.loop.links[0].ring._threads
-        threads.transfer = before_transfers(call)("disk", threads.transfer)
-        return served
-
-    return opened
+def before_reads(server: RunningServer, call: Callable[..., object]) -> None:
+    """Makes a call before each read of the server."""
+    engine = server.service.loaded.model.moecast.engine
+    read_in_python(engine)
+    threads = engine.loop.links[0].ring._threads
+    threads.transfer = before_transfers(call)("disk", threads.transfer)
 
 
 def count_accepted(server: RunningServer) -> int:
     return server.service.num_running + server.service.num_waiting
-
-
-def is_idle(server: RunningServer) -> bool:
-    return count_accepted(server) == 0
 
 
 def pinned(server: RunningServer) -> int:
@@ -91,17 +69,17 @@ def pinned(server: RunningServer) -> int:
 def test_texts__equal_generate_under_any_prefetching(tmp_path: Path, trouble: str) -> None:
     folder, numbers = speaking_model(tmp_path, num_layers=2), itertools.count(1)
 
-    def disturbed(task: TransferTask) -> None:
+    def disturbed(task):
         if trouble == "slow":
             time.sleep(0.001)
         elif not task.high and next(numbers) % 10 == 0:
             raise SystemExit
 
-    opened = with_link(lambda: tiny(folder, budget="30%", predictor="skip"), disturbed)
-    with running_server(opened) as server:
+    with running_server(lambda: tiny(folder, budget="30%", predictor="skip")) as server:
+        before_reads(server, disturbed)
         texts = [text_of(answer) for answer in ask_all(server, 8)]
         assert texts == PlainAnswers(folder).texts(PROMPTS, 8)
-        wait_for(lambda: is_idle(server))  # an answer is given before its place is free
+        wait_for(lambda: not count_accepted(server))  # an answer comes before its place is free
         assert pinned(server) == 0
         assert server.service.loaded.model.moecast.stats()["bytes_prefetched"] > 0
     assert trouble == "slow" or next(numbers) > 10, "no worker died"
@@ -110,15 +88,15 @@ def test_texts__equal_generate_under_any_prefetching(tmp_path: Path, trouble: st
 def test_unreadable_expert__fails_only_requests_that_need_it(tmp_path: Path) -> None:
     folder = speaking_model(tmp_path, num_experts=64, top_k=1)
     texts = PlainAnswers(folder).texts(PROMPTS, 2)
-    broken: set[tuple[int, int]] = set()
-    read: set[tuple[int, int]] = set()
+    broken, read = set[tuple[int, int]](), set[tuple[int, int]]()
 
-    def breaking(task: TransferTask) -> None:
+    def breaking(task):
         read.add(task.expert)
         if task.expert in broken:
             raise TransferError(f"expert {task.expert}: input/output error")
 
-    with running_server(with_link(lambda: tiny(folder, budget="10%"), breaking)) as server:
+    with running_server(lambda: tiny(folder, budget="10%")) as server:
+        before_reads(server, breaking)
         body = {"prompt": PROMPTS[0], "max_tokens": 2, "temperature": 0}
         # Find experts that only the first prompt reads, even if the others' are cached.
         for prompt in PROMPTS[1:]:
@@ -131,13 +109,12 @@ def test_unreadable_expert__fails_only_requests_that_need_it(tmp_path: Path) -> 
         for prompt in PROMPTS[1:]:
             server.post("/v1/completions", json={**body, "prompt": prompt})
         first, *others = ask_all(server, 2)
-        assert first.status_code == 500
-        assert first.json()["error"]["code"] == "expert_transfer_failed"
+        assert error_of(first, 500)["code"] == "expert_transfer_failed"
         assert [text_of(answer) for answer in others] == texts[1:]
-        streamed = server.post("/v1/completions", json={**body, "stream": True})
-        events = streamed.text.strip().split("\n\n")
-        assert json.loads(events[-2].removeprefix("data: "))["error"]["type"] == "server_error"
-        assert events[-1] == "data: [DONE]"
+        streamed = server.post("/v1/completions", json={**body, "stream": True}).text
+        *_, failed, end = streamed.strip().split("\n\n")
+        assert json.loads(failed.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert end == "data: [DONE]"
         with pytest.raises(openai.APIError, match="cannot read experts"):
             list(server.openai().completions.create(**body, model="tiny", stream=True))
         broken.clear()
@@ -156,33 +133,29 @@ def held(folder: Path) -> Iterator[RunningServer]:
         yield server
 
 
-def ask_without_reading(server: RunningServer, body: dict[str, Any]) -> HTTPConnection:
+def ask_without_reading(server: RunningServer, body: dict[str, object]):
     """Ask for a completion on a connection that the caller closes."""
-    connection = HTTPConnection(server.url.removeprefix("http://"))
-    headers = {"Content-Type": "application/json"}
-    connection.request("POST", "/v1/completions", json.dumps(body), headers)
-    return connection
+    return server.connect(post("/v1/completions", json.dumps(body).encode()))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_disconnect__ends_the_generation_within_a_step(held: RunningServer, stream: bool) -> None:
     connection = ask_without_reading(held, {**LONG, "stream": stream})
     wait_for(lambda: held.steps.num_steps == 1)
-    (choice,) = [subject for event, subject in held.steps.events if event == "started"]
+    (choice,) = held.steps.of("started")
     connection.close()
     wait_for(lambda: choice.is_cancelled)
     num_tokens = choice.num_tokens
     held.steps.release()
-    wait_for(lambda: is_idle(held))
-    assert choice.num_tokens == num_tokens
-    assert choice.finish_reason == "abort"
+    wait_for(lambda: not count_accepted(held))
+    assert (choice.num_tokens, choice.finish_reason) == (num_tokens, "abort")
     assert pinned(held) == 0
 
 
 def test_disconnect__frees_the_place_of_a_waiting_answer_at_once(held: RunningServer) -> None:
-    with closing(ask_without_reading(held, LONG)):
+    with ask_without_reading(held, LONG):
         wait_for(lambda: held.steps.num_steps == 1)
-        with closing(ask_without_reading(held, LONG)):
+        with ask_without_reading(held, LONG):
             wait_for(lambda: held.service.num_waiting == 1)
         wait_for(lambda: held.service.num_waiting == 0)
         assert held.steps.num_steps == 1
@@ -201,9 +174,8 @@ def test_full_queue__rejects_at_once_and_keeps_accepted_requests(held: RunningSe
         taken.append(pool.submit(client.post, "/v1/completions", json=body))
         wait_for(lambda: count_accepted(held) == 4)
         rejected = client.post("/v1/completions", json=LONG)
-        assert rejected.status_code == 429
+        assert error_of(rejected, 429)["code"] == "queue_full"
         assert int(rejected.headers["retry-after"]) >= 1
-        assert rejected.json()["error"]["code"] == "queue_full"
         chat = {"messages": [{"role": "user", "content": "hi"}]}
         assert client.post("/v1/chat/completions", json=chat).status_code == 429
         with pytest.raises(openai.RateLimitError):
@@ -211,7 +183,7 @@ def test_full_queue__rejects_at_once_and_keeps_accepted_requests(held: RunningSe
         assert client.get("/health").status_code == 200
         held.steps.release()
         assert [future.result().status_code for future in taken] == [200] * 4
-    wait_for(lambda: is_idle(held))
+    wait_for(lambda: not count_accepted(held))
     events = Counter(event for event, _ in held.steps.events)
     assert events == {"queued": 4, "started": 4, "ended": 4, "rejected": 4}
 
@@ -220,15 +192,11 @@ def test_full_queue__rejects_at_once_and_keeps_accepted_requests(held: RunningSe
 
 
 @contextmanager
-def three_clients(
-    server: RunningServer, body: dict[str, Any]
-) -> Iterator[tuple[httpx2.Client, list[Future[httpx2.Response]]]]:
+def three_clients(server, body) -> Iterator[tuple[httpx2.Client, list[Future[httpx2.Response]]]]:
     """Another client, and the answers to three, the second's a stream, which are accepted."""
     with ThreadPoolExecutor(3) as pool, server.http() as client:
-        taken = [
-            pool.submit(client.post, "/v1/completions", json={**body, "stream": stream})
-            for stream in (False, True, False)
-        ]
+        bodies = [{**body, "stream": stream} for stream in (False, True, False)]
+        taken = [pool.submit(client.post, "/v1/completions", json=one) for one in bodies]
         wait_for(lambda: count_accepted(server) == 3)
         yield client, taken
 
@@ -241,35 +209,28 @@ def test_shutdown__finishes_accepted_requests_and_rejects_new_ones(folder: Path)
             wait_for(lambda: client.get("/ready").status_code == 503)
             assert client.get("/health").status_code == 200
             late = client.post("/v1/completions", json=LONG)
-            assert late.status_code == 503
-            assert late.json()["error"]["code"] == "shutting_down"
+            assert error_of(late, 503)["code"] == "shutting_down"
             assert late.headers["retry-after"]
             server.steps.release()
             answers = [future.result() for future in taken]
         assert [answer.status_code for answer in answers] == [200] * 3
         assert answers[1].text.endswith("data: [DONE]\n\n")
         assert all("error" not in answer.text for answer in answers)
-        server.thread.join(WAIT_SECONDS)
-        assert not server.thread.is_alive()
+        server.wait_end()
 
 
-@pytest.mark.parametrize("how", ["no grace", "second request"])
-def test_immediate_shutdown__fails_open_requests(folder: Path, how: str) -> None:
-    grace = 0.0 if how == "no grace" else 60.0
+@pytest.mark.parametrize(("grace", "requests"), [(0.0, 1), (60.0, 2)])
+def test_immediate_shutdown__fails_open_requests(folder: Path, grace: float, requests: int) -> None:
     with running_server(lambda: tiny(folder), max_running=1, grace_seconds=grace) as server:
         with three_clients(server, LONG) as (_, taken):
-            server.end()
-            if how == "second request":
+            for _ in range(requests):
                 server.end()
             answers = [future.result() for future in taken]
-        errors = []
-        for answer in answers:
-            content = answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")[-1]
-            errors.append(json.loads(content.removeprefix("data: "))["error"]["code"])
+        ends = [one.text.removesuffix("data: [DONE]\n\n").split("data: ")[-1] for one in answers]
+        errors = [json.loads(end)["error"]["code"] for end in ends]
         assert errors == ["shutting_down"] * 3
         assert {answer.status_code for answer in answers} == {503, 200}
-        server.thread.join(WAIT_SECONDS)
-        assert not server.thread.is_alive()
+        server.wait_end()
 
 
 def test_close__in_a_long_step_fails_all_answers_at_once(held: RunningServer) -> None:
@@ -281,49 +242,36 @@ def test_close__in_a_long_step_fails_all_answers_at_once(held: RunningServer) ->
 
 
 def test_failed_load__rejects_requests_with_its_error() -> None:
-    def missing() -> LoadedModel:
-        raise CheckpointError("no such model")
-
+    missing = Mock(side_effect=CheckpointError("no such model"))
     service = GenerationService(missing, max_running=1, max_waiting=1)
     service.start()
     wait_for(lambda: service.state is ServiceState.FAILED)
     assert isinstance(service.error, CheckpointError)
     with pytest.raises(EngineDead, match="no such model"):
         service.require_capacity()
-    assert service.close(timeout_seconds=WAIT_SECONDS)
+    assert service.close(timeout_seconds=PATIENCE)
 
 
 def test_on_idle__is_called_once_per_idle_period(folder: Path) -> None:
-    became_idle = threading.Semaphore(0)
-
-    class Idleness(ServiceObserver):
-        def on_idle(self) -> None:
-            became_idle.release()
-
-    idle = {"install": lambda service: service.add_observer(Idleness()), "idle_after_seconds": 0.1}
+    became_idle, observer = threading.Semaphore(0), ServiceObserver()
+    observer.on_idle = became_idle.release  # type: ignore[method-assign]
+    idle = {"install": lambda service: service.add_observer(observer), "idle_after_seconds": 0.1}
     with running_server(lambda: tiny(folder), **idle) as server, server.http() as client:
-        assert became_idle.acquire(timeout=WAIT_SECONDS)
+        assert became_idle.acquire(timeout=PATIENCE)
         for _ in range(2):
             client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
-            assert became_idle.acquire(timeout=WAIT_SECONDS)
+            assert became_idle.acquire(timeout=PATIENCE)
         assert not became_idle.acquire(timeout=0.3)
 
 
 def test_loading__is_healthy_but_not_ready(folder: Path) -> None:
-    go_on = threading.Event()
-
-    def slow() -> LoadedModel:
-        assert go_on.wait(WAIT_SECONDS)
-        return tiny(folder)
-
+    go_on, slow = threading.Event(), lambda: go_on.wait(PATIENCE) and tiny(folder)
     with running_server(slow, ready=False) as server, server.http() as client:
         assert client.get("/health").status_code == 200
-        assert client.get("/ready").status_code == 503
-        for path in ("/v1/models", "/v1/models/tiny"):
+        for path in ("/ready", "/v1/models", "/v1/models/tiny"):
             assert client.get(path).status_code == 503
-        answer: Any = client.post("/v1/completions", json={"prompt": "a"})
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "loading"
+        answer = client.post("/v1/completions", json={"prompt": "a"})
+        assert error_of(answer, 503)["code"] == "loading"
         go_on.set()
         wait_for(lambda: client.get("/ready").status_code == 200)
         assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
@@ -331,16 +279,11 @@ def test_loading__is_healthy_but_not_ready(folder: Path) -> None:
 
 def test_engine_failure__is_503_and_ends_the_server(folder: Path) -> None:
     with running_server(lambda: tiny(folder)) as server:
-
-        def broken(*_: Any) -> None:
-            raise RuntimeError("broken")
-
+        broken = Mock(side_effect=RuntimeError("broken"))
         server.service.loaded.group.step = broken  # type: ignore[method-assign]
         answer = server.post("/v1/completions", json={"prompt": "a"})
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "engine_dead"
-        server.thread.join(WAIT_SECONDS)
-        assert not server.thread.is_alive()
+        assert error_of(answer, 503)["code"] == "engine_dead"
+        server.wait_end()
         assert str(server.service.error) == "broken"
 
 
@@ -353,8 +296,7 @@ def test_kv_caches__stay_within_their_budget(folder: Path, plain: PlainAnswers) 
         about = server.get("/v1/models").json()["data"][0]
         assert about["max_model_len"] == kv_budget.max_length < 2048
         rejected = server.post("/v1/completions", json={"prompt": [1] * 64})
-        assert rejected.status_code == 400
-        assert "kv_budget" in rejected.json()["error"]["message"]
+        assert "kv_budget" in error_of(rejected, 400)["message"]
         server.steps.after_step = seen.append
         server.steps.hold()
         with ThreadPoolExecutor(1) as pool:
@@ -364,15 +306,14 @@ def test_kv_caches__stay_within_their_budget(folder: Path, plain: PlainAnswers) 
         assert [text_of(answer) for answer in answers.result()] == wanted
         assert max(map(len, seen)) > 1
         assert all(kv_budget.fits(one.max_cached_tokens for one in choices) for choices in seen)
-        queued = [choice for event, choice in server.steps.events if event == "queued"]
-        started = [choice for event, choice in server.steps.events if event == "started"]
+        queued, started = server.steps.of("queued"), server.steps.of("started")
         assert queued == started, "a short answer passes no long one that waits"
 
 
-def request_objects() -> list[object]:
-    """Objects that belong to requests."""
+def request_objects() -> set[int]:
+    """Ids of the objects that belong to requests."""
     types = CompletionChoice, OutputStream, SequenceTask
-    return [thing for thing in gc.get_objects() if type(thing) in types]
+    return {id(thing) for thing in gc.get_objects() if type(thing) in types}
 
 
 def test_requests__are_freed_without_the_cycle_collector(folder: Path) -> None:
@@ -380,21 +321,21 @@ def test_requests__are_freed_without_the_cycle_collector(folder: Path) -> None:
     body = {"prompt": "The", "max_tokens": 4, "n": 2, "logprobs": 1}
     with running_server(lambda: tiny(folder), max_running=2, max_waiting=2) as server:
         gc.collect()
-        before = {id(thing) for thing in request_objects()}
+        before = request_objects()
         gc.disable()
         try:
             with server.http() as client:
                 for more in ({}, {"n": 4}, {"stream": True}, {"prompt": ["a"] * 3}):
                     answer = client.post("/v1/completions", json=body | more)
                     assert answer.status_code == (400 if "prompt" in more else 200)
-                    assert server.service.wait_idle(WAIT_SECONDS)
+                    assert server.service.wait_idle(PATIENCE)
                 with client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as gone:
                     next(gone.iter_lines())
-            assert server.service.wait_idle(WAIT_SECONDS)
+            assert server.service.wait_idle(PATIENCE)
 
             def are_freed() -> bool:
                 server.steps.events.clear()
-                return {id(thing) for thing in request_objects()} <= before
+                return request_objects() <= before
 
             wait_for(are_freed, "the last response's task ends, and its objects are freed")
         finally:

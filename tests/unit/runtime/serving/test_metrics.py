@@ -3,8 +3,9 @@
 import math
 import re
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,23 +21,16 @@ from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import QueueFull
 from runtime.serving.observe.metric_definitions import DEFINITIONS
 from runtime.serving.observe.metrics import ServerMetrics
-from runtime.serving.service import ServiceObserver
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import read_in_python, serve, settle
 
-MODEL = {"model_name": "m", "engine": "0"}
 INFO = {"version": "1", "system": "promoe", "predictor": "skip", "eviction": "lru"}
-NOT_HERE = {
-    "moecast_prefetching",
-    *("moecast_predictor_accuracy", "moecast_predictor_card_accuracy", "moecast_predictor_drifted"),
-}
+NOT_HERE = {"moecast_prefetching", "moecast_predictor_drifted"}
+NOT_HERE |= {"moecast_predictor_accuracy", "moecast_predictor_card_accuracy"}
 """Metrics of adaptive prefetching, and of predictors with a card: tested below."""
+TIMES = ("e2e_request_latency", "inter_token_latency", "time_to_first_token")
 VLLMS_DASHBOARD = {
-    *(
-        f"vllm:{name}_seconds_{part}"
-        for name in ("e2e_request_latency", "inter_token_latency", "time_to_first_token")
-        for part in ("bucket", "sum", "count")
-    ),
+    *(f"vllm:{name}_seconds_{part}" for name in TIMES for part in ("bucket", "sum", "count")),
     *(f"vllm:request_{name}_time_seconds_sum" for name in ("queue", "prefill", "decode")),
     *(f"vllm:{name}_total" for name in ("prompt_tokens", "generation_tokens", "request_success")),
     *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
@@ -49,23 +43,21 @@ VLLMS_DASHBOARD = {
 
 @pytest.fixture
 def metrics() -> ServerMetrics:
-    return make_metrics(max_running=2)
+    return make_metrics()
 
 
-def make_metrics(
-    *, max_running: int, max_length: int | None = 100, kv_budget: KVCacheBudget | None = None
-) -> ServerMetrics:
-    """The metrics of a server whose model is loaded."""
+def make_metrics(*, max_running: int = 2, **sizes: Any) -> ServerMetrics:
+    """The metrics of a server whose model is loaded; its `max_length` is 100 unless given."""
     metrics = ServerMetrics(model_name="m", max_running=max_running)
-    info = SimpleNamespace(max_length=max_length, kv_budget=kv_budget)
+    info = SimpleNamespace(**{"max_length": 100, "kv_budget": None, **sizes})
     metrics.loaded = SimpleNamespace(info=info, kept=None)  # type: ignore[assignment]
     return metrics
 
 
-def make_choice(*, num_prompt_tokens: int = 3, at: float = 100.0) -> CompletionChoice:
+def make_choice(*, num_prompt_tokens: int = 3, at=100.0, **options: Any) -> CompletionChoice:
     """A choice with given times."""
-    sampling = SamplingParams(max_new_tokens=20)
-    choice = CompletionChoice([1] * num_prompt_tokens, sampling, deliver=lambda _: None)
+    prompt, sampling = [1] * num_prompt_tokens, SamplingParams(max_new_tokens=20)
+    choice = CompletionChoice(prompt, sampling, deliver=lambda _: None, **options)
     choice.arrived_at = at
     return choice
 
@@ -75,12 +67,11 @@ def start(metrics: ServerMetrics, choice: CompletionChoice, at: float) -> None:
     metrics.on_started(choice)
 
 
-def step(observer: ServiceObserver, at: float, *choices: CompletionChoice) -> None:
+def step(observer: Any, at: float, *choices: CompletionChoice) -> None:
     """Add one token to each choice."""
     for choice in choices:
         choice.num_tokens += 1
-        choice.last_token_at = at
-        choice.first_token_at = choice.first_token_at or at
+        choice.first_token_at, choice.last_token_at = choice.first_token_at or at, at
     observer.on_step(0.5, list(choices))
 
 
@@ -103,7 +94,7 @@ def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
 
 
 def of(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
-    return value(metrics, name, **MODEL, **labels)
+    return value(metrics, name, model_name="m", engine="0", **labels)
 
 
 def test_metrics__expose_every_definition_with_labels_and_kind(metrics, model):
@@ -112,12 +103,9 @@ def test_metrics__expose_every_definition_with_labels_and_kind(metrics, model):
     body, content_type = metrics.render()
     assert content_type.startswith("text/plain")
     families = {family.name: family for family in parse_text(body.decode())}
-    for metric in DEFINITIONS.values():
-        if metric.name in NOT_HERE:
-            continue
+    for metric in [one for one in DEFINITIONS.values() if one.name not in NOT_HERE]:
         family = families[metric.family]
-        assert family.type == metric.kind
-        assert family.documentation == metric.help
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
         assert family.samples, metric.name
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == set(metric.labels)
@@ -161,10 +149,9 @@ def test_durations__add_up_for_one_sequence(metrics: ServerMetrics) -> None:
     assert counts.pop("vllm:inter_token_latency_seconds") == 2
     assert set(counts.values()) == {1}
     assert of(metrics, "vllm:prompt_tokens_total") == metrics.num_prompt_tokens == 7
-    assert of(metrics, "vllm:generation_tokens_total") == 3
-    assert metrics.num_generated_tokens == 3
-    assert of(metrics, "vllm:request_success_total", finished_reason="length") == 1
-    assert of(metrics, "vllm:request_success_total", finished_reason="stop") == 0
+    assert of(metrics, "vllm:generation_tokens_total") == metrics.num_generated_tokens == 3
+    for reason, number in (("length", 1), ("stop", 0)):
+        assert of(metrics, "vllm:request_success_total", finished_reason=reason) == number
 
 
 def test_on_step__counts_the_tokens_of_the_forward_pass(metrics: ServerMetrics) -> None:
@@ -191,12 +178,11 @@ def test_rejections__are_counted_from_zero(metrics: ServerMetrics) -> None:
 
 
 def test_kv_cache_usage__is_nan_without_a_context_length() -> None:
-    metrics = make_metrics(max_running=2, max_length=None)
-    assert math.isnan(of(metrics, "vllm:kv_cache_usage_perc") or 0)
+    assert math.isnan(of(make_metrics(max_length=None), "vllm:kv_cache_usage_perc") or 0)
 
 
 def test_kv_cache_usage__is_a_share_of_kv_budget() -> None:
-    metrics = make_metrics(max_running=2, kv_budget=KVCacheBudget(CacheSize(10, 100), 1000))
+    metrics = make_metrics(kv_budget=KVCacheBudget(CacheSize(10, 100), 1000))
     choice = make_choice(num_prompt_tokens=5)
     metrics.on_queued(choice)
     assert of(metrics, "vllm:kv_cache_usage_perc") == 0
@@ -205,7 +191,7 @@ def test_kv_cache_usage__is_a_share_of_kv_budget() -> None:
     assert of(metrics, "vllm:kv_cache_usage_perc") == pytest.approx(0.16)  # 6 tokens
 
 
-ENDS = st.sampled_from([*FinishReason])
+ENDS = st.sampled_from(FinishReason)
 LIVES = st.tuples(st.booleans(), st.integers(0, 4), st.integers(1, 9), ENDS)
 
 
@@ -229,9 +215,8 @@ def test_gauges__are_zero_when_all_choices_have_ended(lives) -> None:
         end(metrics, choice, 200, reason)
     assert of(metrics, "vllm:num_requests_running") == of(metrics, "vllm:num_requests_waiting") == 0
     assert of(metrics, "vllm:kv_cache_usage_perc") == 0
-    name = "vllm:request_success_total"
-    ends = [of(metrics, name, finished_reason=reason) for reason in FinishReason]
-    assert sum(ends) == len(lives)
+    count = partial(of, metrics, "vllm:request_success_total")
+    assert sum(count(finished_reason=reason) for reason in FinishReason) == len(lives)
     assert of(metrics, "vllm:e2e_request_latency_seconds_count") == running
     given_tokens = sum(num_tokens for starts, num_tokens, *_ in lives if starts)
     assert of(metrics, "vllm:generation_tokens_total") == given_tokens
@@ -244,38 +229,32 @@ def test_expert_metrics__equal_the_engines_counters(metrics: ServerMetrics, mode
     state = monitor.snapshot()
     assert [tier.name for tier in state.tiers] == ["device", "host"]
     for tier in state.tiers:
-        at = {"model_name": "m", "tier": tier.name}
-        assert value(metrics, "moecast_cache_budget_bytes", **at) == tier.budget_bytes
-        assert value(metrics, "moecast_cache_bytes", **at) == tier.used_bytes > 0
-        assert value(metrics, "moecast_pinned_experts", **at) == 0
-        assert value(metrics, "moecast_expert_bytes_total", **at) == tier.total.bytes_moved > 0
-        issued = value(metrics, "moecast_prefetch_issued_bytes_total", **at)
-        assert issued == tier.total.bytes_prefetched
+        here = partial(value, metrics, model_name="m", tier=tier.name)
+        assert here("moecast_cache_budget_bytes") == tier.budget_bytes
+        assert here("moecast_cache_bytes") == tier.used_bytes > 0
+        assert here("moecast_pinned_experts") == 0
+        assert here("moecast_expert_bytes_total") == tier.total.bytes_moved > 0
+        assert here("moecast_prefetch_issued_bytes_total") == tier.total.bytes_prefetched
         for layer, counters in enumerate(tier.layers):
-            here = {**at, "layer": str(layer)}
             for name in ("hits", "joins", "misses"):
-                found = value(metrics, f"moecast_expert_cache_{name}_total", **here)
+                found = here(f"moecast_expert_cache_{name}_total", layer=str(layer))
                 assert found == getattr(counters, name)
             assert counters.hits + counters.joins + counters.misses == counters.requests > 0
     predicted = state.computing_layers[1]
-    recalls = {"0": None, "1": predicted.needed_predicted / predicted.requests}
-    for layer, recall in recalls.items():
+    for layer, recall in {"0": None, "1": predicted.needed_predicted / predicted.requests}.items():
         assert value(metrics, "moecast_predictor_recall", model_name="m", layer=layer) == recall
     assert value(metrics, "moecast_stall_seconds_total", model_name="m") == state.stall_seconds
     assert value(metrics, "moecast_io_errors_total", model_name="m", kind="read") == 0
     assert value(metrics, "moecast_server_info", model_name="m", **INFO) == 1
 
 
-def test_io_errors__are_counted_by_kind(tmp_path: Path, metrics: ServerMetrics) -> None:
+def test_io_errors__are_counted_by_kind(tmp_path, metrics):
     model = serve(tiny_qwen2_moe(tmp_path), budget="50%")
     metrics.add_engine(EngineMonitor(model.moecast.engine), info=INFO)
-
-    def read(*_: object) -> None:
-        raise TransferError("its checksum is wrong", fault=Fault.DAMAGED)
-
+    error = TransferError("its checksum is wrong", fault=Fault.DAMAGED)
     with model.moecast as handle:
         read_in_python(handle.engine)
-        handle.engine.store.read = read
+        handle.engine.store.read = Mock(side_effect=error)
         with pytest.raises(TransferError):
             model(torch.tensor([[1, 2]]))
         count = partial(value, metrics, "moecast_io_errors_total", model_name="m")

@@ -6,8 +6,9 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator
-from itertools import combinations, product
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import combinations, product, zip_longest
 from typing import Any
 
 import pytest
@@ -17,15 +18,7 @@ from configs.program import run_program
 from runtime.serving.monitoring import ALERTS, FILES, FOLDER, SCRAPING
 from runtime.serving.observe.metric_definitions import DEFINITIONS, MetricKind
 from runtime.serving.observe.metrics import ServerMetrics
-from tests.builders.monitoring import (
-    dashboard_expressions,
-    dashboard_variables,
-    read_dashboard,
-    read_grouping,
-    read_rules,
-    read_selectors,
-    rule_expressions,
-)
+from tests.builders import monitoring
 from tests.docs.pages import DOCS
 
 OF_PROMETHEUS = {"job", "instance"}
@@ -47,36 +40,38 @@ def exposed_labels() -> dict[str, set[str]]:
     for family in ServerMetrics(model_name="m", max_running=1).registry.collect():
         for sample in family.samples:
             series.setdefault(sample.name, set(sample.labels))
-    for rule in read_rules():
-        if "record" in rule:
-            series[rule["record"]] = {"model_name", "tier"}
-    return series
+    records = [rule["record"] for rule in monitoring.read_rules() if "record" in rule]
+    return series | dict.fromkeys(records, {"model_name", "tier"})
+
+
+def are_unique(ids: Iterable[Any]) -> bool:
+    return max(Counter(ids).values()) == 1
 
 
 def all_targets() -> list[dict[str, Any]]:
-    return [one for panel in read_dashboard()["panels"] for one in panel.get("targets", [])]
+    panels = monitoring.read_dashboard()["panels"]
+    return [one for panel in panels for one in panel.get("targets", [])]
 
 
-EXPRESSIONS = dashboard_expressions("5m") | rule_expressions()
+EXPRESSIONS = monitoring.dashboard_expressions("5m") | monitoring.rule_expressions()
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_expression__selects_existing_metrics_by_their_labels(name: str) -> None:
     expression, exposed = EXPRESSIONS[name], exposed_labels()
-    selectors = list(read_selectors(expression))
+    selectors = list(monitoring.read_selectors(expression))
     assert selectors
     for name, labels in selectors:
-        assert name in exposed
         assert set(labels) <= exposed[name] | OF_PROMETHEUS
     known = OF_PROMETHEUS.union(*(exposed[name] for name, _ in selectors))
-    assert read_grouping(expression) <= known
+    assert monitoring.read_grouping(expression) <= known
 
 
-@pytest.mark.parametrize("name", dashboard_variables())
+@pytest.mark.parametrize("name", monitoring.dashboard_variables())
 def test_variable__lists_a_label_that_the_panels_select_by(name: str) -> None:
-    selector, label = dashboard_variables()[name]
+    selector, label = monitoring.dashboard_variables()[name]
     assert label == name
-    ((metric, _),) = read_selectors(selector)
+    ((metric, _),) = monitoring.read_selectors(selector)
     assert label in exposed_labels()[metric] | OF_PROMETHEUS
     assert any(f"${name}" in target["expr"] for target in all_targets())
 
@@ -84,19 +79,19 @@ def test_variable__lists_a_label_that_the_panels_select_by(name: str) -> None:
 def test_monitoring__covers_what_matters() -> None:
     """Hit rate, stalls, bytes, TTFT, TPOT, queue and drift, in the rules and on the dashboard."""
     topics = {
-        *("moecast_expert_cache_hits_total", "moecast_stall_seconds_total"),
-        *("moecast_prefetch_wasted_bytes_total", "vllm:time_to_first_token_seconds_bucket"),
-        "vllm:request_time_per_output_token_seconds_bucket",
-        *("vllm:num_requests_waiting", "moecast_predictor_drifted"),
-    }
-    for expressions in (dashboard_expressions("5m"), rule_expressions()):
-        names = {name for text in expressions.values() for name, _ in read_selectors(text)}
-        assert topics <= names
+        "moecast_expert_cache_hits_total", "moecast_stall_seconds_total",
+        "moecast_prefetch_wasted_bytes_total", "vllm:time_to_first_token_seconds_bucket",
+        "vllm:request_time_per_output_token_seconds_bucket", "vllm:num_requests_waiting",
+        "moecast_predictor_drifted",
+    }  # fmt: skip
+    for expressions in (monitoring.dashboard_expressions("5m"), monitoring.rule_expressions()):
+        selected = map(monitoring.read_selectors, expressions.values())
+        assert topics <= {name for selectors in selected for name, _ in selectors}
 
 
 def test_rules__have_what_a_person_needs() -> None:
-    alerts = [rule for rule in read_rules() if "alert" in rule]
-    assert len({rule["alert"] for rule in alerts}) == len(alerts)
+    alerts = [rule for rule in monitoring.read_rules() if "alert" in rule]
+    assert are_unique(rule["alert"] for rule in alerts)
     for rule in alerts:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert set(rule["annotations"]) == {"summary", "description"}
@@ -107,37 +102,34 @@ def test_rules__have_what_a_person_needs() -> None:
     assert scraping["rule_files"] == [ALERTS]
     # The alert of a server that does not answer selects the job by its name.
     (job,) = scraping["scrape_configs"]
-    assert rule_expressions()["MoecastDown"] == f'up{{job="{job["job_name"]}"}} == 0'
+    assert monitoring.rule_expressions()["MoecastDown"] == f'up{{job="{job["job_name"]}"}} == 0'
 
 
 def test_dashboard__is_complete_and_has_unique_ids() -> None:
-    dashboard = read_dashboard()
+    dashboard = monitoring.read_dashboard()
     assert dashboard["title"]
     assert "id" not in dashboard, "a number of the installation that it was exported from"
     assert 8 <= len(dashboard["uid"]) <= 40
     variables = {one["name"]: one for one in dashboard["templating"]["list"]}
-    assert variables["datasource"]["type"] == "datasource"
-    assert variables["datasource"]["query"] == "prometheus"
+    source = variables["datasource"]
+    assert (source["type"], source["query"]) == ("datasource", "prometheus")
     panels = dashboard["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    titles = [panel["title"] for panel in panels if panel["type"] != "row"]
-    assert len(set(titles)) == len(titles)
-    sources = [panel["datasource"] for panel in panels if panel["type"] != "row"]
-    sources += [one["datasource"] for one in variables.values() if one["type"] == "query"]
-    assert all(one == {"type": "prometheus", "uid": "${datasource}"} for one in sources)
-    for panel in panels:
-        targets = panel.get("targets", [])
-        assert bool(targets) == (panel["type"] != "row")
-        assert len({target["refId"] for target in targets}) == len(targets)
-        if targets:
-            assert panel["description"]
-            assert panel["fieldConfig"]["defaults"]["unit"]
+    charts = [panel for panel in panels if panel["type"] != "row"]
+    assert are_unique(panel["id"] for panel in panels)
+    assert are_unique(panel["title"] for panel in charts)
+    for one in (*charts, *[one for one in variables.values() if one["type"] == "query"]):
+        assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert [panel for panel in panels if panel.get("targets")] == charts
+    for panel in charts:
+        assert are_unique(target["refId"] for target in panel["targets"])
+        assert panel["description"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
 
 
 def test_dashboard__panels_are_within_the_grid_and_do_not_overlap() -> None:
     cells = [
         set(product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])))
-        for at in (panel["gridPos"] for panel in read_dashboard()["panels"])
+        for at in (panel["gridPos"] for panel in monitoring.read_dashboard()["panels"])
     ]
     assert all(0 <= x < COLUMNS and y >= 0 for one in cells for x, y in one)
     assert all(not first & second for first, second in combinations(cells, 2))
@@ -168,16 +160,13 @@ def find_misfits(value: Any, annotation: Any, path: str) -> Iterator[str]:
             yield from find_misfits(getattr(value, name), kind, f"{path}.{name}")
 
 
-def find_unknown(given: Any, kept: Any, path: str) -> Iterator[str]:
-    """Yields the paths of values that Grafana's classes did not keep."""
+def restrict(kept: Any, given: Any) -> Any:
+    """Returns what Grafana's classes have kept of all that was given, without their defaults."""
     if isinstance(given, dict) and isinstance(kept, dict):
-        for key in given:
-            yield from find_unknown(given[key], kept.get(key), f"{path}.{key}")
-    elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
-        for number, (one, other) in enumerate(zip(given, kept, strict=True)):
-            yield from find_unknown(one, other, f"{path}[{number}]")
-    elif given != kept:
-        yield path
+        return {key: restrict(kept.get(key), value) for key, value in given.items()}
+    if isinstance(given, list) and isinstance(kept, list):
+        return [restrict(*pair) for pair in zip_longest(kept, given)]
+    return kept
 
 
 def test_dashboard__fits_grafanas_schema() -> None:
@@ -188,11 +177,10 @@ def test_dashboard__fits_grafanas_schema() -> None:
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
     register_default_plugins()
-    given = read_dashboard()
+    given = monitoring.read_dashboard()
     parsed = Dashboard.from_json(given)
     assert list(find_misfits(parsed, Dashboard, "dashboard")) == []
-    kept = json.loads(json.dumps(parsed, cls=JSONEncoder))
-    assert list(find_unknown(given, kept, "dashboard")) == []
+    assert restrict(json.loads(json.dumps(parsed, cls=JSONEncoder)), given) == given
 
 
 def test_monitor__writes_the_files_once(tmp_path, capsys, monkeypatch):

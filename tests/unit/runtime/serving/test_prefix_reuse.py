@@ -1,6 +1,5 @@
 """Prompts that go on with an earlier answer's KV cache: what clients read, and what is kept."""
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,12 @@ import pytest
 from transformers import DynamicCache
 
 from runtime.config import Exact, ModelConfig
-from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
 from runtime.serving.observe.status import Telemetry
-from runtime.serving.served_model import load_model
-from runtime.serving.service import GenerationService
 from tests.builders.plain_answers import PlainAnswers, text_of
 from tests.builders.serving import RunningServer, running_server, tiny
 from tests.builders.waiting import wait_for
+from tests.unit.runtime.serving.test_completions import COMPLETIONS, raw
 from tests.unit.runtime.serving.test_metrics import of
 
 PROMPT = list(range(100, 140))
@@ -25,9 +22,7 @@ QUESTIONS = [[7, 8, 9], [50, 51], list(range(60, 80)), [300]]
 
 def complete(server: RunningServer, prompt: list[int], **options: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": True, **options}
-    response = server.post("/v1/completions", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return raw(server, COMPLETIONS, **body)
 
 
 def count_cached(answer: dict[str, Any]) -> int:
@@ -41,16 +36,16 @@ class Conversation:
         self._plain, self._past = plain, DynamicCache(config=plain.model.config)
         self.tokens: list[int] = list(PROMPT)
 
-    def answer(self, number: int = 6) -> list[int]:
+    def answer(self, number: int = 6) -> str:
         new = self._plain.tokens(self.tokens, number, past_key_values=self._past)
         self.tokens += new
-        return new
+        return text_of(new)
 
 
 @pytest.mark.parametrize("exact", [Exact.EAGER, Exact.SHARED])
 def test_conversation__computes_each_turn_once(folder, plain, exact):
     model = ModelConfig(name="tiny", id=str(folder), exact=exact)
-    with running_server(lambda: load_model(ServeConfig(model=model, budget="50%"))) as server:
+    with running_server(lambda: tiny(folder, model=model)) as server:
         turns = Conversation(plain)
         for number, question in enumerate([[], *QUESTIONS]):
             before = len(turns.tokens)
@@ -58,12 +53,11 @@ def test_conversation__computes_each_turn_once(folder, plain, exact):
             answer = complete(server, turns.tokens)
             assert count_cached(answer) == (before - 1 if number else 0)
             assert answer["usage"]["prompt_tokens"] == len(turns.tokens)
-            assert answer["choices"][0]["text"] == text_of(turns.answer())
+            assert answer["choices"][0]["text"] == turns.answer()
         assert server.service.wait_idle(60)
         assert server.service.loaded.kept.num_texts == 1
         # What needs the logits of all tokens computes all of them.
-        echoed = complete(server, turns.tokens, echo=True, logprobs=1)
-        assert count_cached(echoed) == 0
+        assert count_cached(complete(server, turns.tokens, echo=True, logprobs=1)) == 0
 
 
 def test_answers__at_the_same_time_go_on_with_one_text(folder: Path, plain: PlainAnswers) -> None:
@@ -77,8 +71,7 @@ def test_answers__at_the_same_time_go_on_with_one_text(folder: Path, plain: Plai
             turns = Conversation(plain)
             turns.answer(1)
             turns.tokens = prompt
-            expected = text_of(turns.answer())
-            assert [choice["text"] for choice in answer["choices"]] == [expected] * 2
+            assert [choice["text"] for choice in answer["choices"]] == [turns.answer()] * 2
 
 
 def test_cancelled_answer__is_gone_on_with(folder: Path, plain: PlainAnswers) -> None:
@@ -97,7 +90,7 @@ def test_cancelled_answer__is_gone_on_with(folder: Path, plain: PlainAnswers) ->
         turns.tokens += QUESTIONS[0]
         answer = complete(server, turns.tokens)
         assert count_cached(answer) == len(PROMPT) + 3
-        assert answer["choices"][0]["text"] == text_of(turns.answer())
+        assert answer["choices"][0]["text"] == turns.answer()
 
 
 @pytest.mark.parametrize("num_clients", [1, 4])
@@ -109,7 +102,7 @@ def test_kv_budget__holds_running_and_kept_texts(folder: Path, num_clients: int)
         assert 16 * 1024 // size == 128  # tokens
         held: list[int] = []
 
-        def count(choices: Sequence[CompletionChoice]) -> None:
+        def count(choices):
             running = loaded.info.kv_budget.bytes_of(one.max_cached_tokens for one in choices)
             held.append(loaded.kept.num_bytes + running)
 
@@ -120,8 +113,7 @@ def test_kv_budget__holds_running_and_kept_texts(folder: Path, num_clients: int)
                 list(pool.map(lambda prompt: complete(server, prompt), prompts))
         assert server.service.wait_idle(60)
         assert 0 < max(held) <= 16 * 1024
-        assert loaded.kept.num_texts == 2
-        assert loaded.kept.num_bytes == 2 * (len(PROMPT) + 6) * size
+        assert (loaded.kept.num_texts, loaded.kept.num_bytes) == (2, 2 * (len(PROMPT) + 6) * size)
         # The longest answer leaves no room, and what is kept did not make it wait.
         complete(server, PROMPT[:5], max_tokens=123)
         assert server.service.wait_idle(60)
@@ -136,18 +128,15 @@ def test_option__turns_it_off(folder: Path) -> None:
 
 
 def test_metrics_and_status__count_reused_tokens(folder: Path) -> None:
-    made: list[Telemetry] = []
-
-    def watch(service: GenerationService) -> None:
-        made.append(Telemetry(service, ServeConfig(model=ModelConfig(name="m"))))
-
-    with running_server(lambda: tiny(folder), install=watch) as server:
+    made, config = list[Telemetry](), ServeConfig(model=ModelConfig(name="m"))
+    watch = {"install": lambda service: made.append(Telemetry(service, config))}
+    with running_server(lambda: tiny(folder), **watch) as server:
         complete(server, PROMPT)
         complete(server, PROMPT + QUESTIONS[0])
         assert server.service.wait_idle(60)
         status, metrics = made[0].status(), made[0].metrics
-        assert status["tokens"]["prompt"] == 2 * len(PROMPT) + 3
-        assert status["tokens"]["reused"] == len(PROMPT)
+        counts = status["tokens"]
+        assert (counts["prompt"], counts["reused"]) == (2 * len(PROMPT) + 3, len(PROMPT))
         assert status["memory"]["kept_kv_bytes"] == server.service.loaded.kept.num_bytes > 0
         assert of(metrics, "vllm:prefix_cache_queries_total") == 2 * len(PROMPT) + 3
         assert of(metrics, "vllm:prefix_cache_hits_total") == len(PROMPT)

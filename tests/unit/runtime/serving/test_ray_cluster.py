@@ -1,8 +1,7 @@
 """Joining Ray: processes that imported or joined it before."""
 
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,27 +9,15 @@ from runtime.serving import ray_cluster
 from runtime.serving.ray_cluster import ClusterError, HeadLost, HeadWatch, join
 
 
-class FakeRay(ModuleType):
-    """The module, imported and perhaps initialized."""
-
-    def __init__(self, *, initialized: bool):
-        super().__init__("ray")
-        self.__spec__ = ModuleSpec("ray", None)
-        self.initialized = initialized
-
-    def is_initialized(self) -> bool:
-        return self.initialized
-
-
 def test_join__rejects_a_ray_imported_without_a_token(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", FakeRay(initialized=False))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with pytest.raises(ClusterError, match="already imported without a token"):
         join(None, num_cpus=1, option="ray_address")
 
 
 def test_join__leaves_an_initialized_ray_alone(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", FakeRay(initialized=True))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
     assert not join(None, num_cpus=1, option="ray_address")
 
 
@@ -39,8 +26,7 @@ class ScriptedHead:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.session: bytes | None = b"first"
-        self.now = 100.0
-        self.num_questions = 0
+        self.now, self.num_questions = 100.0, 0
         monkeypatch.setattr(ray_cluster.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(HeadWatch, "_read_session", lambda _: self.answer())
 

@@ -2,8 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 
 import pytest
 
@@ -15,7 +14,7 @@ from runtime.serving.service import ServiceState
 
 
 @pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[socket.socket]:
+def systemd(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(tmp_path / "notify"))
         receiver.setblocking(False)
@@ -24,22 +23,18 @@ def systemd(tmp_path: Path) -> Iterator[socket.socket]:
 
 def received(systemd: socket.socket) -> list[str]:
     messages = []
-    while True:
-        try:
+    with suppress(BlockingIOError):
+        while True:
             messages.append(systemd.recv(4096).decode())
-        except BlockingIOError:
-            return messages
+    return messages
 
 
 def test_manager__reports_each_state(systemd: socket.socket) -> None:
     manager = ServiceManager({"NOTIFY_SOCKET": systemd.getsockname()})
     for state in ServiceState:
         manager.on_state(state)
-    assert received(systemd) == [
-        "STATUS=loading the model",
-        "READY=1\nSTATUS=serving",
-        "STOPPING=1\nSTATUS=finishing running requests",
-    ]
+    ending = "STOPPING=1\nSTATUS=finishing running requests"
+    assert received(systemd) == ["STATUS=loading the model", "READY=1\nSTATUS=serving", ending]
 
 
 def test_manager__sends_signs_of_life_in_time(systemd, monkeypatch):
@@ -54,8 +49,7 @@ def test_manager__sends_signs_of_life_in_time(systemd, monkeypatch):
         manager.tick(lambda: now[0] < 110)
         sent += [tenth for _ in received(systemd)]
     assert sent == [0, 40, 80], "every 4 of 10 seconds while the engine lives"
-    other = ServiceManager({**environment, "WATCHDOG_PID": str(os.getpid() + 1)})
-    other.tick(lambda: True)
+    ServiceManager({**environment, "WATCHDOG_PID": str(os.getpid() + 1)}).tick(lambda: True)
     assert received(systemd) == ["STATUS=loading the model"], "another process is watched"
 
 
@@ -83,12 +77,9 @@ def test_listen__on_a_taken_port_is_an_error() -> None:
             listen("127.0.0.1", port)
 
 
+OUTSIDE = [("port", -1), ("port", 65536), ("max_running", 0), ("max_waiting", -1), ("grace", -1)]
 INVALID_OPTIONS = [
-    ({"port": -1}, "port=-1"),
-    ({"port": 65536}, "port=65536"),
-    ({"max_running": 0}, "max_running=0"),
-    ({"max_waiting": -1}, "max_waiting=-1"),
-    ({"grace": -1}, "grace=-1"),
+    *(({name: value}, f"{name}={value}") for name, value in OUTSIDE),
     ({"max_body": "0"}, "max_body=0: must be at least 1 byte"),
     ({"replicas": 2}, "launcher=ray"),
     ({"ray_address": "10.0.0.1:6379"}, "launcher=ray"),

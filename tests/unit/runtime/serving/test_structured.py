@@ -9,22 +9,19 @@ import jsonschema
 import llguidance
 import pytest
 import torch
-from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
 from runtime.generation.constraint import GrammarVocabulary, compile_grammar
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.choice import CompletionChoice, TokenDelta
-from tests.builders.forced_text import Force
 from tests.builders.plain_answers import TOKENIZER, ids
 from tests.builders.serving import RunningServer
 from tests.unit.runtime.serving.test_answer_formats import function
-from tests.unit.runtime.serving.test_completions import HELLO, raw
+from tests.unit.runtime.serving.test_completions import CHAT, COMPLETIONS, HELLO, raw
 from tests.unit.runtime.serving.test_rejections import post, refused
 from tests.unit.runtime.serving.test_tools import calls_of
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -36,8 +33,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 TOOLS = [function(name, parameters=SCHEMA) for name in ("get_person", "set_person")]
-PERSON = {"name": "person", "schema": SCHEMA, "strict": True}
-FORMAT = {"type": "json_schema", "json_schema": PERSON}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "human", "schema": SCHEMA, "strict": True}}
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 2, "seed": 1},
@@ -48,9 +44,8 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def ask(server: RunningServer, **more: Any) -> list[dict[str, Any]]:
-    answer = raw(server, CHAT, **{"messages": HELLO, "max_tokens": 400, "temperature": 0, **more})
-    ChatCompletion.model_validate(answer, strict=True)
-    return answer["choices"]
+    body = {"messages": HELLO, "max_tokens": 400, "temperature": 0, **more}
+    return raw(server, CHAT, **body)["choices"]
 
 
 def check(choice: dict[str, Any]) -> str:
@@ -66,10 +61,9 @@ def test_schema__is_followed_whatever_the_options(server, options):
     choices = ask(server, response_format=FORMAT, n=2, **options)
     contents = [check(choice) for choice in choices]
     assert (contents[0] == contents[1]) == (options["temperature"] == 0)
-    for choice in choices:
-        if options.get("logprobs"):
-            entries = choice["logprobs"]["content"]
-            assert "".join(entry["token"] for entry in entries) == choice["message"]["content"]
+    if options.get("logprobs"):
+        entries = [choice["logprobs"]["content"] for choice in choices]
+        assert ["".join(entry["token"] for entry in one) for one in entries] == contents
 
 
 FORMS: list[tuple[dict[str, Any], str]] = [
@@ -92,23 +86,21 @@ def test_forms__of_structured_outputs_are_followed(server, form, pattern):
 
 
 def test_any_object__is_one(server: RunningServer) -> None:
-    form = {"json_object": True}
-    (choice,) = ask(server, structured_outputs=form, max_tokens=60)
+    (choice,) = ask(server, structured_outputs={"json_object": True}, max_tokens=60)
     assert choice["message"]["content"].startswith("{")
 
 
 def test_end__comes_where_the_grammar_allows_it_or_a_stop_string(server: RunningServer) -> None:
-    form = {"structured_outputs": {"regex": "(ab)*c?"}, "temperature": 2, "seed": 5}
+    def end(regex: str, **options: Any) -> tuple[str, str]:
+        (choice,) = ask(server, structured_outputs={"regex": regex}, **options)
+        return choice["message"]["content"], choice["finish_reason"]
+
     # The end of the text has id 0.
-    (ended,) = ask(server, **form, logit_bias={"0": 100})
-    assert (ended["message"]["content"], ended["finish_reason"]) == ("", "stop")
-    form = {**form, "structured_outputs": {"regex": "(ab)*"}}
-    (longer,) = ask(server, **form, logit_bias={"0": 100}, min_tokens=3)
-    assert re.fullmatch("(ab)+", longer["message"]["content"])
-    (stopped,) = ask(server, structured_outputs={"regex": "(ab){20}"}, stop="bab")
-    assert (stopped["message"]["content"], stopped["finish_reason"]) == ("a", "stop")
-    (cut,) = ask(server, structured_outputs={"regex": "(ab){20}"}, max_tokens=2)
-    assert cut["finish_reason"] == "length"
+    ending: dict[str, Any] = {"logit_bias": {"0": 100}, "temperature": 2, "seed": 5}
+    assert end("(ab)*c?", **ending) == ("", "stop")
+    assert re.fullmatch("(ab)+", end("(ab)*", **ending, min_tokens=3)[0])
+    assert end("(ab){20}", stop="bab") == ("a", "stop")
+    assert end("(ab){20}", max_tokens=2)[1] == "length"
 
 
 class Person(BaseModel):
@@ -119,13 +111,12 @@ class Person(BaseModel):
 
 
 def test_openais_client__parses(server: RunningServer) -> None:
-    client = server.openai()
-    settings: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 2000, "seed": 3}
-    answer = client.chat.completions.parse(response_format=Person, **settings)
-    assert isinstance(answer.choices[0].message.parsed, Person)
-    with client.chat.completions.stream(response_format=Person, **settings) as stream:
-        final = stream.get_final_completion().choices[0].message
-    assert final.parsed == answer.choices[0].message.parsed
+    chats, settings = server.openai().chat.completions, {"max_tokens": 2000, "seed": 3}
+    asked: Any = {"model": "tiny", "messages": HELLO, "response_format": Person, **settings}
+    parsed = chats.parse(**asked).choices[0].message.parsed
+    assert isinstance(parsed, Person)
+    with chats.stream(**asked) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
 
 
 LENGTHS = {"a": 3, "b": 9, "c": 20, "d": 5}
@@ -135,10 +126,9 @@ def test_lockstep__each_answer_has_its_own_place(server: RunningServer) -> None:
     forms = [{"regex": f"{letter}{{{length}}}"} for letter, length in LENGTHS.items()]
 
     def text(form: dict[str, Any] | None) -> str:
-        more = {} if form is None else {"structured_outputs": form}
-        return ask(server, max_tokens=30, **more)[0]["message"]["content"]
+        return ask(server, max_tokens=30, structured_outputs=form)[0]["message"]["content"]
 
-    free = text(None)
+    free = ask(server, max_tokens=30)[0]["message"]["content"]
     with ThreadPoolExecutor(5) as pool:
         texts = list(pool.map(text, [*forms, None]))
     assert texts == [*(letter * length for letter, length in LENGTHS.items()), free]
@@ -163,7 +153,7 @@ def test_calls__follow_the_schema(agents, force, choice, thinks):
         assert answer["message"]["reasoning_content"] == "{So."
 
 
-def test_content_after_reasoning__follows_the_schema(agents: RunningServer, force: Force) -> None:
+def test_content_after_reasoning__follows_the_schema(agents, force):
     force("<think>\nSo.\n</think>", is_whole=False)
     (answer,) = ask(agents, response_format=FORMAT)
     check(answer)
@@ -211,9 +201,8 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
 def test_other_doors__have_schemas_too(server: RunningServer) -> None:
-    client = server.openai()
-    options = {"text_format": Person, "max_output_tokens": 2000}
-    parsed = client.responses.parse(model="tiny", input="?", **options)
+    options: Any = {"text_format": Person, "max_output_tokens": 2000}
+    parsed = server.openai().responses.parse(model="tiny", input="?", **options)
     assert isinstance(parsed.output_parsed, Person)
     asked = {"messages": HELLO, "max_tokens": 400, "temperature": 0}
     config = {"format": {"type": "json_schema", "schema": SCHEMA}}

@@ -2,10 +2,8 @@
 
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,8 +11,9 @@ import pytest
 
 from predictors.errors import MoecastError
 from runtime.serving.observe.tracing_settings import choose_exporter, open_tracing
-from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
+from tests.builders.serving import RunningServer, running_server, tiny
 from tests.builders.waiting import wait_for
+from tests.unit.runtime.serving.test_completions import CHAT, COMPLETIONS, HELLO
 
 pytest.importorskip("opentelemetry.sdk", reason="pip install 'moecast[tracing]'")
 
@@ -41,7 +40,7 @@ class TracedServer:
     def spans(self) -> dict[str, list[ReadableSpan]]:
         """By name, in the order of their starts; ends the server, which completes them."""
         self.server.end()
-        self.server.thread.join(WAIT_SECONDS)
+        self.server.wait_end()
         spans: dict[str, list[ReadableSpan]] = {}
         for span in sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time):
             spans.setdefault(span.name, []).append(span)
@@ -56,7 +55,7 @@ def recording() -> tuple[InMemorySpanExporter, TracerProvider]:
 
 
 @pytest.fixture
-def traced(folder: Path) -> Iterator[TracedServer]:
+def traced(folder):
     exporter, provider = recording()
     limits = {"max_running": 1, "max_waiting": 3}
     with running_server(lambda: tiny(folder), tracing=Tracing(provider), **limits) as server:
@@ -64,12 +63,17 @@ def traced(folder: Path) -> Iterator[TracedServer]:
 
 
 def post(server: RunningServer, body: dict[str, Any], **options: Any) -> httpx2.Response:
-    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    return server.post(path, json=body, **options)
+    return server.post(CHAT if "messages" in body else COMPLETIONS, json=body, **options)
 
 
 def parent_of(span: ReadableSpan) -> int | None:
     return None if span.parent is None else span.parent.span_id
+
+
+def assert_has(thing: Any, expected: dict[str, Any]) -> None:
+    """Checks some of the attributes of a span, an event or a resource."""
+    attributes = dict(thing.attributes)
+    assert attributes | expected == attributes
 
 
 def test_request__is_a_span_of_standard_attributes_in_the_clients_trace(traced):
@@ -77,26 +81,24 @@ def test_request__is_a_span_of_standard_attributes_in_the_clients_trace(traced):
     response = post(traced.server, BODY | {"top_k": 3}, headers=headers)
     spans = traced.spans()
     (request,), (answer,) = spans["POST /v1/completions"], spans["text_completion tiny"]
-    assert request.kind is SpanKind.SERVER
-    assert f"{parent_of(request):016x}" == PARENT
-    assert request.attributes["http.route"] == "/v1/completions"
-    assert request.attributes["http.response.status_code"] == 200
-    for span in (child for found in spans.values() for child in found):
-        assert f"{span.context.trace_id:032x}" == TRACE
+    assert (request.kind, f"{parent_of(request):016x}") == (SpanKind.SERVER, PARENT)
+    assert_has(request, {"http.route": "/v1/completions", "http.response.status_code": 200})
+    everything = [span for found in spans.values() for span in found]
+    assert {f"{span.context.trace_id:032x}" for span in everything} == {TRACE}
     usage = response.json()["usage"]
-    attributes = dict(answer.attributes)
-    assert attributes["gen_ai.operation.name"] == "text_completion"
-    assert attributes["gen_ai.request.max_tokens"] == usage["completion_tokens"] == 6
-    assert attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
-    assert attributes["gen_ai.usage.output_tokens"] == 6
-    assert attributes["gen_ai.response.finish_reasons"] == ("length",)
-    assert attributes["moecast.request_id"] == "mine"
+    assert usage["completion_tokens"] == 6
+    expected = {
+        "gen_ai.operation.name": "text_completion", "gen_ai.request.max_tokens": 6,
+        "gen_ai.request.top_k": 3, "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+        "gen_ai.usage.output_tokens": 6, "gen_ai.response.finish_reasons": ("length",),
+        "moecast.request_id": "mine",
+    }  # fmt: skip
+    assert_has(answer, expected)
     known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
-    assert {name for name in attributes if not name.startswith("moecast.")} <= known
-    assert "gen_ai.request.top_k" in attributes
+    assert {name for name in answer.attributes if not name.startswith("moecast.")} <= known
     operations = {entry.value for entry in gen_ai_attributes.GenAiOperationNameValues}
     assert set(tracing.OPERATIONS.values()) <= operations
-    assert "The heart" not in str([span.to_json() for found in spans.values() for span in found])
+    assert "The heart" not in str([span.to_json() for span in everything])
 
 
 def test_answer__consists_of_queue_prefill_and_decode(traced: TracedServer) -> None:
@@ -113,17 +115,14 @@ def test_answer__consists_of_queue_prefill_and_decode(traced: TracedServer) -> N
     assert (times[0], times[-1]) == (answer.start_time, answer.end_time)
     assert request.start_time <= answer.start_time
     assert answer.end_time <= request.end_time
-    steps = [(phase.attributes or {}).get("moecast.num_steps") for phase in phases]
-    assert steps == [None, 1, 5]
+    assert [(phase.attributes or {}).get("moecast.num_steps") for phase in phases] == [None, 1, 5]
 
 
 def test_chat__has_a_span_for_each_answer_streamed_or_not(traced: TracedServer) -> None:
-    messages = [{"role": "user", "content": "The heart"}]
-    body = {"messages": messages, "max_tokens": 3, "ignore_eos": True, "n": 2, "stream": True}
+    body = {"messages": HELLO, "max_tokens": 3, "ignore_eos": True, "n": 2, "stream": True}
     assert post(traced.server, body).text.endswith("data: [DONE]\n\n")
     spans = traced.spans()
-    (request,) = spans["POST /v1/chat/completions"]
-    answers = spans["chat tiny"]
+    (request,), answers = spans["POST /v1/chat/completions"], spans["chat tiny"]
     assert [parent_of(answer) for answer in answers] == [request.context.span_id] * 2
     assert max(answer.end_time for answer in answers) <= request.end_time
     first, second = (answer.attributes["gen_ai.request.seed"] for answer in answers)
@@ -131,8 +130,7 @@ def test_chat__has_a_span_for_each_answer_streamed_or_not(traced: TracedServer) 
 
 
 def test_queue__lasts_until_the_answer_before_has_ended(traced: TracedServer) -> None:
-    body = BODY | {"n": 2}
-    assert post(traced.server, body).status_code == 200
+    assert post(traced.server, BODY | {"n": 2}).status_code == 200
     spans = traced.spans()
     first = spans["text_completion tiny"][0].context.span_id
     ends = {parent_of(span): span.end_time for span in spans["decode"]}
@@ -157,11 +155,9 @@ def test_stalls__are_sums_and_events_above_a_threshold(traced, monkeypatch):
     for span, step, seconds in ((prefill, 1, 300.0), (decode, 4, 200.0)):
         (event,) = span.events
         assert event.name == "stall"
-        attributes = dict(event.attributes)
-        assert attributes["moecast.stall_seconds"] == pytest.approx(seconds, abs=90.0)
-        assert attributes["moecast.num_tokens"] == step
-        assert attributes["moecast.num_sequences"] == 1
-        assert attributes["moecast.step_seconds"] > 0
+        assert event.attributes["moecast.stall_seconds"] == pytest.approx(seconds, abs=90.0)
+        assert_has(event, {"moecast.num_tokens": step, "moecast.num_sequences": 1})
+        assert event.attributes["moecast.step_seconds"] > 0
         assert span.start_time <= event.timestamp <= span.end_time
     total = sum(span.attributes["moecast.stall_seconds"] for span in (prefill, decode))
     assert total == pytest.approx(loop.stall_seconds - before)
@@ -174,7 +170,7 @@ REFUSED = [({"prompt": "a", "max_tokens": -1}, 400), (BODY | {"model": "other"},
 def test_refused_request__has_its_status_and_no_answer(traced, body, status):
     assert post(traced.server, body).status_code == status
     ((request,),) = traced.spans().values()
-    assert request.attributes["http.response.status_code"] == status
+    assert_has(request, {"http.response.status_code": status})
     assert request.status.status_code is StatusCode.UNSET  # the client's fault
 
 
@@ -210,18 +206,16 @@ def test_server__without_tracing_uses_no_provider_of_others(folder, monkeypatch)
 
 
 def test_provider__takes_its_names_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resource() -> dict[str, Any]:
+    def resource() -> Any:
         provider = make_provider("1.2", prints=True)
         provider.shutdown()
-        return dict(provider.resource.attributes)
+        return provider.resource
 
-    found = resource()
-    assert (found["service.name"], found["service.version"]) == ("moecast", "1.2")
+    assert_has(resource(), {"service.name": "moecast", "service.version": "1.2"})
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
-    found = resource()
-    assert (found["service.name"], found["service.version"]) == ("mine", "1.2")
-    assert found["deployment.environment.name"] == "test"
+    named = {"service.name": "mine", "deployment.environment.name": "test"}
+    assert_has(resource(), named | {"service.version": "1.2"})
 
 
 def test_close__does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,13 @@
 """Texts, ends and log-probabilities as clients read them from whole answers and streams."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.builders.plain_answers import TOKENIZER, PlainAnswers, ids, text_of
+from tests.builders.forced_text import END
+from tests.builders.plain_answers import PlainAnswers, ids, text_of
 from tests.builders.serving import PROMPTS, RunningServer, running_server, tiny
-from tests.unit.runtime.serving.test_completions import HELLO, events, raw
-
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+from tests.unit.runtime.serving.test_completions import ASKED, CHAT, COMPLETIONS, HELLO, events, raw
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +30,12 @@ def pieces(choices: list[dict[str, Any]]) -> list[str | None]:
     return [c["text"] if "text" in c else c["delta"].get("content") for c in choices]
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("path", ASKED)
 @pytest.mark.parametrize("max_tokens", [1, 2, 30])
 def test_reason_of_the_end__comes_after_all_text(server, text, path, max_tokens):
-    prompt = {"prompt": PROMPTS[0]} if path == COMPLETIONS else {"messages": HELLO}
-    fields = {**prompt, "max_tokens": max_tokens, "temperature": 0, "stop": text + " never"}
-    whole = raw(server, path, **fields)["choices"][0]
-    choices = [chunk["choices"][0] for chunk in events(server, path, **fields)]
-    *before, last = choices
+    more = {"max_tokens": max_tokens, "temperature": 0, "stop": text + " never"}
+    (whole,) = choices_of(server, path, False, ASKED[path] | more)
+    *before, last = choices_of(server, path, True, ASKED[path] | more)
     assert [choice["finish_reason"] for choice in before] == [None] * len(before)
     assert last["finish_reason"] == whole["finish_reason"]
     assert pieces([last]) == ([""] if path == COMPLETIONS else [None])
@@ -50,8 +46,7 @@ def test_reason_of_the_end__comes_after_all_text(server, text, path, max_tokens)
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_string__ends_the_text_and_its_logprobs(server, text, stream):
     stop = text[20:24]
-    fields = body(stop=[stop, "never\0"], logprobs=1)
-    choices = choices_of(server, COMPLETIONS, stream, fields)
+    choices = choices_of(server, COMPLETIONS, stream, body(stop=[stop, "never\0"], logprobs=1))
     written = "".join(choice["text"] for choice in choices)
     assert written == text[: text.index(stop)]
     assert choices[-1]["finish_reason"] == "stop"
@@ -64,10 +59,8 @@ def test_stop_string__ends_the_text_and_its_logprobs(server, text, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs__do_not_have_the_token_that_ends(server: RunningServer, stream: bool) -> None:
-    end = str(TOKENIZER.convert_tokens_to_ids("<|im_end|>"))
     fields = {"messages": HELLO, "max_tokens": 5, "temperature": 0, "logprobs": True}
-    fields |= {"logit_bias": {end: 100}}
-    choices = choices_of(server, CHAT, stream, fields)
+    choices = choices_of(server, CHAT, stream, fields | {"logit_bias": {str(END): 100}})
     assert choices[-1]["finish_reason"] == "stop"
     assert [choice["logprobs"] for choice in choices] == [None] * len(choices)
 
@@ -84,7 +77,7 @@ def test_stop_strings__count_after_min_tokens(server: RunningServer, text: str) 
     assert len(written) >= (later if later >= 0 else len(text)) - len(early)
 
 
-def test_served_names__are_listed_and_a_star_takes_all(folder: Path) -> None:
+def test_served_names__are_listed_and_a_star_takes_all(folder):
     with running_server(lambda: tiny(folder, served_name="first,second,*")) as server:
         client = server.openai()
         assert [model.id for model in client.models.list()] == ["first", "second"]
