@@ -12,9 +12,7 @@ Routing = list[list[list[int]]]
 """For each step and layer, the chosen experts."""
 
 
-def random_routing(
-    seed: int, *, steps: int, layers: int, experts: int, top_k: int, turn: int = 20
-) -> Routing:
+def random_routing(seed: int, *, steps: int, layers: int, experts: int, top_k: int, turn=20):
     """Skewed choices whose favourites change every `turn` steps."""
     rng = random.Random(seed)
     weights = [1 / (rank + 1) for rank in range(experts)]
@@ -32,9 +30,7 @@ def random_routing(
     return routing
 
 
-def serve(
-    policy: EvictionPolicy, routing: Routing, *, slots: int, per_layer: bool
-) -> list[list[tuple[int, int]]]:
+def serve(policy: EvictionPolicy, routing: Routing, *, slots: int, per_layer: bool) -> list:
     """The experts that were missing in each step, in order.
 
     A layer's resident experts are used and pinned, then the others are admitted, then all unpinned;

@@ -100,9 +100,8 @@ def open_browser(browser: str) -> Iterator[Any]:
         with os.fdopen(to_browser, "wb", buffering=0) as sent, os.fdopen(from_browser, "rb") as got:
 
             def call(method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-                message: dict[str, Any] = {"id": 1, "method": method, "params": params}
-                if session is not None:
-                    message["sessionId"] = session
+                to = {} if session is None else {"sessionId": session}
+                message = {"id": 1, "method": method, "params": params, **to}
                 sent.write(json.dumps(message).encode() + b"\0")
                 while True:
                     answer = read_message(got)

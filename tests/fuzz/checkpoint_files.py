@@ -1,16 +1,11 @@
 """Files of a checkpoint or a packed store, which are read before any weight is."""
 
 import json
+from contextlib import suppress
 
 from runtime.store.gguf import header
 from runtime.store.model_check import CONFIG, WEIGHTS_INDEX, check_folder
-from runtime.store.packed.manifest import (
-    CHECKSUMS,
-    MANIFEST,
-    canonical_json,
-    read_manifest,
-    restore_layout,
-)
+from runtime.store.packed import manifest
 from runtime.store.packed.store import PackedStore
 from runtime.store.tensor_index import read_tensor_index
 from tests.fuzz.named_file import write_input
@@ -19,8 +14,7 @@ from zoo.digest import hash_bytes
 
 def open_header(data: bytes) -> None:
     """Reads the header of a safetensors file."""
-    path = write_input(data, "model.safetensors")
-    for stored in read_tensor_index([path]).values():
+    for stored in read_tensor_index([write_input(data, "model.safetensors")]).values():
         assert 8 <= stored.offset <= stored.offset + stored.num_bytes <= len(data)
 
 
@@ -49,14 +43,12 @@ def open_weights_index(data: bytes) -> None:
 
 def open_packed(data: bytes) -> None:
     """Opens a packed store by its manifest, also after its digests were computed anew."""
-    write_input(b"", f"packed/{CHECKSUMS}")
-    folder = write_input(with_digests(data), f"packed/{MANIFEST}").parent
-    contents, checksums = read_manifest(folder)
-    for layer in contents.layers:
-        try:
-            restore_layout(layer)
-        except (ValueError, KeyError, OverflowError):
-            break
+    write_input(b"", f"packed/{manifest.CHECKSUMS}")
+    folder = write_input(with_digests(data), f"packed/{manifest.MANIFEST}").parent
+    contents, checksums = manifest.read_manifest(folder)
+    with suppress(ValueError, KeyError, OverflowError):
+        for layer in contents.layers:
+            manifest.restore_layout(layer)
     PackedStore(folder, contents, checksums)
 
 
@@ -66,6 +58,6 @@ def with_digests(data: bytes) -> bytes:
         fields = json.loads(data)
         fields["checksums_sha256"] = hash_bytes(b"")
         body = {key: fields[key] for key in ("contents", "checksums_sha256")}
-        return json.dumps({**fields, "digest": hash_bytes(canonical_json(body))}).encode()
+        return json.dumps({**fields, "digest": hash_bytes(manifest.canonical_json(body))}).encode()
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return data

@@ -26,11 +26,8 @@ def read_command_line(data: bytes) -> None:
 
     schema = import_named(command.config)
     # An argument cannot have a zero byte.
-    arguments = read_arguments(
-        [argument.replace("\0", "") for argument in argv],
-        command.positional,
-        find_type=partial(declared_type, schema),
-    )
+    argv = [argument.replace("\0", "") for argument in argv]
+    arguments = read_arguments(argv, command.positional, find_type=partial(declared_type, schema))
     if arguments.help_topic is not None or arguments.files:
         return
     if arguments.is_sweep:

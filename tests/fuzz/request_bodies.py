@@ -2,18 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, cast
 
 from starlette.types import ASGIApp, Message
 
 from runtime.serving.app import create_app
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import QueueFull
-from runtime.serving.served_model import ModelInfo
-from runtime.serving.service import GenerationService, ServiceState
+from runtime.serving.service import ServiceState
 from tests.builders.plain_answers import model_info
 
 STATUSES = {200, 400, 404, 413, 429}
@@ -22,25 +19,18 @@ OPENAI_ERROR = {"message", "type", "param", "code"}
 ANTHROPIC_ERROR = {"message", "type"}
 
 
-class FullService:
-    """A service whose queue is full when a valid request arrives."""
-
-    state = ServiceState.READY
-    is_alive = True
-
-    def __init__(self, info: ModelInfo):
-        self.loaded = SimpleNamespace(info=info)
-
-    def require_capacity(self) -> None:
-        pass
-
-    def submit(self, _choices: object) -> None:
-        raise QueueFull("the queue is full")
+def submit(_choices: object) -> None:
+    raise QueueFull("the queue is full")
 
 
 @cache
 def open_app() -> tuple[ASGIApp, asyncio.AbstractEventLoop]:
-    service = cast("GenerationService", FullService(model_info(name="tiny", aliases=frozenset())))
+    """The application of a service whose queue is full when a valid request arrives."""
+    loaded = SimpleNamespace(info=model_info(name="tiny", aliases=frozenset()))
+    service = SimpleNamespace(
+        state=ServiceState.READY, is_alive=True, loaded=loaded, require_capacity=lambda: None,
+        submit=submit,
+    )  # fmt: skip
     config = ServeConfig(log_prompts=True, insecure=True)
     return create_app(service, config), asyncio.new_event_loop()
 
@@ -56,7 +46,7 @@ async def post(app: ASGIApp, path: str, data: bytes) -> tuple[int, bytes]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST"}
+    scope: dict = {"type": "http", "http_version": "1.1", "method": "POST"}
     scope |= {"path": path, "raw_path": path.encode(), "query_string": b""}
     scope["headers"] = [(b"content-type", b"application/json"), (b"host", b"localhost")]
     scope["state"] = {"request_id": "1", "log": {}}
@@ -64,7 +54,7 @@ async def post(app: ASGIApp, path: str, data: bytes) -> tuple[int, bytes]:
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
 
-def poster(path: str) -> Callable[[bytes], None]:
+def poster(path: str):
     """Returns a parser of bodies for one path; it raises what the application fails with."""
 
     def parse(data: bytes) -> None:

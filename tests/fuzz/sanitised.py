@@ -15,12 +15,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 MODULES = ("predictors.networks.kernels", "runtime.store.ggml.products", "runtime.transfer.rings")
-TESTS = (
-    "tests/fuzz/test_corpus.py",
-    "tests/unit/predictors/networks",
-    "tests/unit/runtime/store/ggml",
-    "tests/unit/runtime/transfer",
-)
+PARTS = ("predictors/networks", "runtime/store/ggml", "runtime/transfer")
+TESTS = ("tests/fuzz/test_corpus.py", *(f"tests/unit/{part}" for part in PARTS))
 FLAGS = ("-O1", "-g", "-fPIC", "-shared", "-pthread", "-fno-omit-frame-pointer")
 SANITISERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so.6")

@@ -3,19 +3,11 @@
 import json
 import random
 import stat
-from pathlib import Path
 
 import httpx2
-import pytest
 
 from collect.traces import Trace
-from tests.builders.pages import (
-    free_port,
-    read_commands,
-    replace_words,
-    run_command,
-    serve_in_background,
-)
+from tests.builders import pages
 from tests.builders.recordable import LETTERS, recordable
 from tests.builders.serving import WAIT_SECONDS
 
@@ -34,20 +26,18 @@ def ask(port: int) -> None:
     choose = random.Random(0)
     prompts = ["".join(choose.choices(LETTERS, k=6)) for _ in range(NUM_PROMPTS)]
     body = {"prompt": prompts, "max_tokens": 5}
-    api = f"http://127.0.0.1:{port}/v1"
-    answer = httpx2.post(f"{api}/completions", json=body, timeout=WAIT_SECONDS)
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    answer = httpx2.post(url, json=body, timeout=WAIT_SECONDS)
     assert answer.status_code == 200, answer.text
 
 
-def test_closed_loop__leads_from_requests_to_predictors_trained_on_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_closed_loop__leads_from_requests_to_predictors(tmp_path, monkeypatch, caplog) -> None:
     recordable(tmp_path / "models/tiny", num_layers=4)
     monkeypatch.chdir(tmp_path)
-    port = free_port()
+    port = pages.free_port()
     words = {" qwen2-moe-tiny ": " models/tiny ", "qwen2-moe-tiny": "tiny", "8000": str(port)}
-    first, *between, last = (replace_words(line, words) for line in read_commands(PAGE))
-    with serve_in_background(first, port=port):
+    first, *between, last = (pages.replace_words(line, words) for line in pages.read_commands(PAGE))
+    with pages.serve_in_background(first, port=port):
         ask(port)
     recorded = tmp_path / "served.jsonl"
     assert stat.S_IMODE(recorded.stat().st_mode) == 0o600
@@ -56,15 +46,13 @@ def test_closed_loop__leads_from_requests_to_predictors_trained_on_them(
     for line in between:
         command = " ".join(line.split()[:2])
         is_short = command == "moecast zoo" and " score " not in line
-        run_command(line if is_short else f"{line} {SHORTER[command]}")
-    trace = Trace.open(tmp_path / "runs/traces/served")
-    assert trace.num_tokens == NUM_PROMPTS * (6 + 3)
+        pages.run_command(line if is_short else f"{line} {SHORTER[command]}")
+    assert Trace.open(tmp_path / "runs/traces/served").num_tokens == NUM_PROMPTS * (6 + 3)
     caplog.clear()
     # With the options of a server, which starts slower.
     assert last.startswith("moecast serve ")
     generate = last.replace("moecast serve", "moecast generate").replace(f" port={port}", "")
     # On the computing thread: on a busy machine another one may forecast too late to be counted.
-    run_command(f"{generate} system.synchronous=true max_new_tokens=2 run_dir=runs/last")
+    pages.run_command(f"{generate} system.synchronous=true max_new_tokens=2 run_dir=runs/last")
     assert "no trained predictors" not in caplog.text
-    results = json.loads((tmp_path / "runs/last/results.json").read_text())
-    assert results["stats"]["predicted"] > 0
+    assert json.loads((tmp_path / "runs/last/results.json").read_text())["stats"]["predicted"] > 0

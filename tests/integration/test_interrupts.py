@@ -1,15 +1,15 @@
 """Ctrl-C, sent to the whole process group as a terminal does, ends a command with one line."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.builders.processes import ROOT
 
 
-def test_interrupt__is_one_line_with_the_command_that_continues(tmp_path: Path) -> None:
+def test_interrupt__is_one_line_with_the_command_that_continues(tmp_path) -> None:
     command = ["moecast", "collect", "data.num_prompts=200", "data.max_new_tokens=16"]
     options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -25,5 +25,4 @@ def test_interrupt__is_one_line_with_the_command_that_continues(tmp_path: Path) 
     assert process.returncode == 130
     # A recording continues from its own parts, so that the command needs no run folder.
     assert said.splitlines()[-1] == f"interrupted; to continue: {' '.join(command)}"
-    assert "Traceback" not in said
-    assert "Exception" not in said
+    assert not re.search("Traceback|Exception", said)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -17,14 +16,13 @@ TOKENS = 12
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
+def trained(tmp_path_factory):
     """A small run of the front door."""
     folder = tmp_path_factory.mktemp("work")
     arguments = (
-        *("model=qwen2-moe-tiny", "predictor=stride", "run_dir=runs/r"),
+        *("model=qwen2-moe-tiny", "predictor=stride", "run_dir=runs/r", "figures=false"),
         *("data.num_prompts=10", "data.max_new_tokens=4", "data.max_prompt_tokens=24"),
         *("max_epochs=1", "batch_size=64", "replay_tokens=8", "score_shifted=false"),
-        "figures=false",
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -62,8 +60,7 @@ def test_generate__tokens_are_those_of_plain_transformers(trained, expected, mon
 
 
 def test_models__an_altered_reference_model_is_refused(tmp_path, capsys, monkeypatch):
-    copy = tmp_path / "models" / MODEL.name
-    shutil.copytree(MODEL, copy)
+    copy = shutil.copytree(MODEL, tmp_path / "models" / MODEL.name)
     weights = bytearray((copy / "model.safetensors").read_bytes())
     weights[1_000_000] ^= 1
     (copy / "model.safetensors").write_bytes(weights)

@@ -8,7 +8,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from pathlib import Path
 
 import httpx2
 import psutil
@@ -21,8 +20,7 @@ from tests.builders.waiting import wait_for
 from tests.docs.tested_commands import read_block
 
 pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(900),
+    *(pytest.mark.engines, pytest.mark.timeout(900)),
     # Not imported: other tests need Ray in this process to start with a token.
     pytest.mark.skipif(find_spec("ray") is None, reason="the `ray` extra is not installed"),
 ]
@@ -31,7 +29,7 @@ UP_SECONDS = 420
 
 
 class Server:
-    def __init__(self, tmp_path: Path):
+    def __init__(self, tmp_path):
         port, self.log = free_port(), tmp_path / "log"
         self.url = f"http://127.0.0.1:{port}/v1/completions"
         (documented,) = read_block("distributed.md", "replicas")
@@ -89,9 +87,8 @@ def listened_at(processes) -> set[str]:
     addresses = set()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            addresses |= {
-                c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"
-            }
+            connections = process.net_connections("inet")
+            addresses |= {one.laddr.ip for one in connections if one.status == "LISTEN"}
     return addresses
 
 
@@ -102,8 +99,7 @@ def test_replicas__give_equal_answers_and_listen_on_loopback_only(server):
     assert len(server.replicas()) == 2
     assert listened_at(server.family()) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     rejection = server.ask("")
-    assert rejection.status_code == 400
-    assert "error" in rejection.json()
+    assert (rejection.status_code, "error" in rejection.json()) == (400, True)
 
 
 def test_replicas__stream_as_one_server_does(server):
@@ -143,5 +139,4 @@ def test_replicas__end_on_sigterm(server):
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(timeout=90) == 0
     report = json.loads((server.log.parent / "run/results.json").read_text())
-    assert report["ended"] == "SIGTERM"
-    assert report["updates"] == 1
+    assert (report["ended"], report["updates"]) == ("SIGTERM", 1)

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx2
 import openai
@@ -22,7 +21,7 @@ from tests.docs.tested_commands import read_block
 PATIENCE = 240.0
 
 
-def test_server__answers_several_clients_at_once_with_prefetching(speaking: Path, tmp_path: Path):
+def test_server__answers_several_clients_at_once_with_prefetching(speaking, tmp_path):
     options = {"model.id": speaking, "predictor": "skip", "budget": "50%", "api_key": "a-secret"}
     with run_server(options, folder=tmp_path) as served:
         client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="a-secret", timeout=PATIENCE)
@@ -39,12 +38,11 @@ def test_server__answers_several_clients_at_once_with_prefetching(speaking: Path
         children = psutil.Process(served.process.pid).children(recursive=True)
         assert served.stop().exit_code == 0
         assert not any(child.is_running() for child in children)
-        results = json.loads((tmp_path / "run" / "results.json").read_text())
+        kept = {path.name: path.read_text() for path in (tmp_path / "run").iterdir()}
+        assert all("a-secret" not in text for text in [*kept.values(), served.log.read_text()])
+        results, config = (json.loads(kept[name]) for name in ("results.json", "run.json"))
         assert results["ended"] == "SIGTERM"
         assert results["stats"]["bytes_prefetched"] > 0
-        kept = [path.read_text() for path in (tmp_path / "run").iterdir()]
-        assert all("a-secret" not in text for text in [*kept, served.log.read_text()])
-        config = json.loads((tmp_path / "run" / "run.json").read_text())
         assert config["config"]["api_key"] == "(hidden)"
         assert "api_key=(hidden)" in config["argv"]
 
@@ -86,7 +84,7 @@ def test_interrupt__finishes_accepted_requests_and_prints_their_traces(speaking,
     assert '"name": "decode"' in printed
 
 
-def test_traces__are_sent_to_a_collector_by_the_end(speaking: Path, tmp_path: Path) -> None:
+def test_traces__are_sent_to_a_collector_by_the_end(speaking, tmp_path) -> None:
     pytest.importorskip("opentelemetry.exporter", reason="pip install 'moecast[tracing]'")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -115,7 +113,7 @@ def test_traces__are_sent_to_a_collector_by_the_end(speaking: Path, tmp_path: Pa
     assert {span.trace_id.hex() for span in spans.values()} == {request["trace_id"]}
 
 
-def test_signal__during_loading_ends_the_server(tmp_path: Path) -> None:
+def test_signal__during_loading_ends_the_server(tmp_path) -> None:
     # A fork would end without what Python does at its end.
     with run_command(folder=tmp_path, ready=False) as served:
         assert served.stop().exit_code == 0

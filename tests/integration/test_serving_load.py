@@ -3,22 +3,13 @@
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 
 import httpx2
 import pytest
 
-from benchmarks.serving.departures import (
-    PROMPTS,
-    Departure,
-    LeaveMoment,
-    fill_pool,
-    idle_footprint,
-    leave,
-    random_departures,
-)
+from benchmarks.serving import departures
 from benchmarks.serving.server import IDLE_GAUGES, ServerProcess
 from tests.builders.forked import run_server
 from tests.builders.fuzz_cases import NEW_TOKENS, find_fault, schema_cases
@@ -31,7 +22,7 @@ TOGETHER = 16
 
 
 @pytest.fixture(scope="module")
-def running(speaking: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def running(speaking, tmp_path_factory):
     # Its requests shall not end by themselves.
     target = tmp_path_factory.mktemp("longer") / "model"
     longer = changed(speaking, target, "config.json", max_position_embeddings=16384)
@@ -39,49 +30,47 @@ def running(speaking: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield started
 
 
-async def leave_all(url: str, departures: Sequence[Departure]) -> None:
+async def leave_all(url: str, leaving: list[departures.Departure]) -> None:
     """Lets clients leave, `TOGETHER` at a time."""
     slots = asyncio.Semaphore(TOGETHER)
 
-    async def leave_one(departure: Departure) -> None:
+    async def leave_one(departure: departures.Departure) -> None:
         async with slots:
-            await leave(url, departure)
+            await departures.leave(url, departure)
 
-    await asyncio.gather(*map(leave_one, departures))
+    await asyncio.gather(*map(leave_one, leaving))
 
 
 def greedy_text(target: ServerProcess) -> str:
     """Returns an answer that is always the same."""
-    body = {"prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0}
+    body = {"prompt": departures.PROMPTS[0], "max_tokens": 24, "temperature": 0}
     answer = httpx2.post(f"{target.api}/completions", json=body, timeout=60)
     return answer.json()["choices"][0]["text"]
 
 
-def test_disconnects__leak_no_slot_thread_or_descriptor(running: ServerProcess) -> None:
-    def departures(number: int, seed: int) -> list:
-        return random_departures(number, seed=seed, tokens=10_000, prompts=PROMPTS)
-
+def test_disconnects__leak_no_slot_thread_or_descriptor(running) -> None:
+    drawn = partial(departures.random_departures, tokens=10_000, prompts=departures.PROMPTS)
     tokens = running.metrics().get(TOKENS_COUNTER, 0.0)
     # The first requests make threads and memory that stay.
-    fill_pool(running)
-    asyncio.run(leave_all(running.url, departures(48, seed=4)))
+    departures.fill_pool(running)
+    asyncio.run(leave_all(running.url, drawn(48, seed=4)))
     expected = greedy_text(running)
     time.sleep(0.5)
-    before = idle_footprint(running)
-    left = departures(30, seed=3)
-    assert {departure.when for departure in left} == set(LeaveMoment)
+    before = departures.idle_footprint(running)
+    left = drawn(30, seed=3)
+    assert {departure.when for departure in left} == set(departures.LeaveMoment)
     asyncio.run(leave_all(running.url, left))
     running.wait_idle()
     # Abandoned generations were cancelled.
     assert running.metrics()[TOKENS_COUNTER] - tokens < (48 + 30) * 10_000 / 10
     assert greedy_text(running) == expected
-    after = idle_footprint(running, before)
+    after = departures.idle_footprint(running, before)
     assert running.idle_gauges() == NOTHING
     assert after.threads <= before.threads
     assert after.descriptors <= before.descriptors
 
 
-def test_fuzz__no_request_makes_the_server_fail(speaking: Path) -> None:
+def test_fuzz__no_request_makes_the_server_fail(speaking) -> None:
     with run_server({"model.id": speaking, "max_new_tokens": NEW_TOKENS}) as started:
         cases = list(schema_cases(started.url, 80, seed=5))
         random.Random(5).shuffle(cases)

@@ -2,14 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx2
 import pytest
 from PIL import Image
 
-from benchmarks.serving.server import ServerProcess
 from tests.builders.browser import document, idle_status, needs_chromium, page_server, picture
 from tests.builders.forked import run_server as started
 from tests.builders.waiting import wait_for
@@ -21,12 +18,11 @@ BACKGROUND = {"light": (0xFC, 0xFC, 0xFB), "dark": (0x14, 0x14, 0x13)}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory):
     """A server of the reference model that has answered one request."""
     folder = tmp_path_factory.mktemp("server")
     options = {"system": "moecast", "budget": "50%", "model.dtype": "float32"}
-    environment = {"MOECAST_API_KEY": KEY}
-    with started(options, environment=environment, folder=folder) as server:
+    with started(options, environment={"MOECAST_API_KEY": KEY}, folder=folder) as server:
         body = {"prompt": "The heart pumps blood", "max_tokens": 24, "temperature": 0}
         headers = {"Authorization": f"Bearer {KEY}"}
         answer = httpx2.post(f"{server.api}/completions", json=body, headers=headers, timeout=240)
@@ -42,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def url(server: ServerProcess) -> str:
+def url(server) -> str:
     """The page's URL with the key as the password."""
     needs_chromium()
     return server.url.replace("http://", f"http://:{KEY}@") + "/"
@@ -55,7 +51,7 @@ def text_of(dom: str, name: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", match[2]).split())
 
 
-def test_status__agrees_with_itself_and_has_no_prompts(server: ServerProcess) -> None:
+def test_status__agrees_with_itself_and_has_no_prompts(server) -> None:
     response = httpx2.get(f"{server.url}/status", auth=("", KEY))
     assert "heart" not in response.text
     status = response.json()
@@ -70,36 +66,35 @@ def test_status__agrees_with_itself_and_has_no_prompts(server: ServerProcess) ->
     assert tier["num_used"] <= cells.count("c") + cells.count("f") <= tier["num_slots"]
 
 
-def test_browser__reports_a_script_that_fails(tmp_path: Path) -> None:
+def test_browser__reports_a_script_that_fails(tmp_path) -> None:
     _, complaints = document("data:text/html,<script>missing()</script>", tmp_path)
     assert "missing is not defined" in complaints
 
 
-def test_browser__shows_the_servers_counts(server: ServerProcess, url: str, tmp_path: Path) -> None:
+def test_browser__shows_the_servers_counts(server, url: str, tmp_path) -> None:
     dom, complaints = document(url, tmp_path)
     status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
-    experts = status["experts"]
     assert complaints == ""
-    assert text_of(dom, "state") == "ready"
-    assert text_of(dom, "model") == "qwen2-moe-tiny"
+    assert (text_of(dom, "state"), text_of(dom, "model")) == ("ready", "qwen2-moe-tiny")
     assert text_of(dom, "served") == "system moecast, predictor residual, eviction reuse"
-    rate = 100 * experts["hits"] / experts["requests"]
-    assert f"{rate:.1f} % overall; idle now" in text_of(dom, "hits")
-    assert "24 generated" in text_of(dom, "tokens")
-    assert "last 1 answers" in text_of(dom, "ttft")
-    assert status["answers"][0]["id"][:12] in text_of(dom, "answers")
+    rate = 100 * status["experts"]["hits"] / status["experts"]["requests"]
+    shown = {
+        "hits": f"{rate:.1f} % overall; idle now", "tokens": "24 generated",
+        "ttft": "last 1 answers", "answers": status["answers"][0]["id"][:12],
+        "moved": "from disk, in total", "queue": "0 running of 8; 0 of 64 waiting",
+        "facts": "failed transfers none",
+    }  # fmt: skip
+    for name, text in shown.items():
+        assert text in text_of(dom, name), name
     assert "24" in text_of(dom, "answers").split()
-    assert "from disk, in total" in text_of(dom, "moved")
-    assert "0 running of 8; 0 of 64 waiting" in text_of(dom, "queue")
     present = "".join(status["cells"]).count("c")
     assert text_of(dom, "cells-summary").startswith(f"{present} of 720 experts are cached")
     assert dom.count('<th scope="row"') == 12 + len(status["answers"])
     assert 'class="trace" d="M' in dom  # a curve of more than one poll
-    assert "failed transfers none" in text_of(dom, "facts")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_browser__draws_the_map(server: ServerProcess, url: str, tmp_path: Path, theme: str):
+def test_browser__draws_the_map(server, url: str, tmp_path, theme: str):
     pixels = colours(picture(url, tmp_path, dark=theme == "dark"))
     status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
     assert pixels[BACKGROUND[theme]] > 50_000
@@ -107,21 +102,21 @@ def test_browser__draws_the_map(server: ServerProcess, url: str, tmp_path: Path,
     assert pixels[CACHED[theme]] > 64 * "".join(status["cells"]).count("c")
 
 
-def test_browser__cuts_nothing_off_on_a_phone(url: str, tmp_path: Path) -> None:
-    path = picture(url, tmp_path, size=(500, 1800))  # Chromium has no narrower windows
-    image = Image.open(path).convert("RGB")
+def test_browser__cuts_nothing_off_on_a_phone(url: str, tmp_path) -> None:
+    # Chromium has no narrower windows.
+    image = Image.open(picture(url, tmp_path, size=(500, 1800))).convert("RGB")
     last_columns = {image.getpixel((x, y)) for x in range(490, 500) for y in range(0, 1800, 7)}
     assert last_columns == {BACKGROUND["light"]}
 
 
-def colours(path: Path) -> Counter[tuple[int, int, int]]:
+def colours(path) -> Counter[tuple[int, int, int]]:
     """Number of pixels of each colour."""
     image = Image.open(path).convert("RGB")
     colours = image.getcolors(image.width * image.height)
     return Counter({colour: count for count, colour in colours})
 
 
-def test_browser__shows_that_the_server_stopped_answering(tmp_path: Path) -> None:
+def test_browser__shows_that_the_server_stopped_answering(tmp_path) -> None:
     needs_chromium()
     polls: list[int] = []
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ FIGURES |= {name: name for name in ("worst_layer_accuracy", "bytes")}
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def command(tmp_path, monkeypatch):
     folder = make_traced_model(tmp_path)
     # Artifacts are copied there.
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staged"))
@@ -47,8 +46,7 @@ def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
     (run_dir / "results.json").unlink()
     assert run_program("train", command) == 0
     first, again = read_wandb_files(run_dir)
-    assert first.run.run_id == again.run.run_id
-    assert (first.exit_code, again.exit_code) == (0, 0)
+    assert (first.run.run_id, first.exit_code, again.exit_code) == (again.run.run_id, 0, 0)
     results = results_of(run_dir)
 
     config = first.config
@@ -56,8 +54,7 @@ def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
     assert config["base_model"]["revision"] == results["model"]["revision"]
     assert config["trace_digest"] == results["trace"]["digest"]
     assert {config["budget"], config["data"]["name"]} == {"75%", "pydocs"}
-    assert config["system"]["name"] == "promoe"
-    assert config["hardware"]["name"] == "rtx4090-pcie4"
+    assert (config["system"]["name"], config["hardware"]["name"]) == ("promoe", "rtx4090-pcie4")
 
     for predictor, found in results["predictors"].items():
         for name, key in FIGURES.items():
@@ -65,16 +62,14 @@ def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
         latency = found["latency_us"]["1"]["layer_p50"]
         assert again.summary[f"held_out/{predictor}/latency_us"] == latency
 
-    curves = {name for row in first.history for name in row}
     assert {
         *("train/loss", "train/loss/stride", "train/grad_norm", "train/tokens_per_second"),
         *("lr-AdamW/mlp-stride", "val/loss/stride", "val/accuracy/stride/layer_03"),
-    } <= curves
+    } <= {name for row in first.history for name in row}
     with (run_dir / "logs" / "version_0" / "metrics.csv").open() as file:
         expected = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
     logged = [row["val/loss"] for row in first.history if "val/loss" in row]
-    assert logged == pytest.approx(expected)
-    assert len(logged) == 2
+    assert (len(logged), logged) == (2, pytest.approx(expected))
 
     trace = first.artifacts["tiny-synthetic-trace"]
     assert (trace.type, trace.use_after_commit) == ("dataset", True)
@@ -82,8 +77,7 @@ def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
     best = min(results["predictors"], key=lambda name: results["predictors"][name]["mean_tpot_ms"])
     for name, folder in results["entries"].items():
         artifact, manifest = again.artifacts[f"tiny-{name}"], open_entry(folder).manifest
-        assert artifact.type == "model"
-        assert not artifact.use_after_commit
+        assert (artifact.type, artifact.use_after_commit) == ("model", False)
         expected = {"latest", manifest.digest, *(["best"] if name == best else [])}
         assert set(artifact.aliases) == expected
         metadata = json.loads(artifact.metadata)
@@ -93,14 +87,13 @@ def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
         assert files == {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.*")}
 
 
-def test_tensorboard__continues_its_curves(command: list[str], tmp_path: Path) -> None:
+def test_tensorboard__continues_its_curves(command, tmp_path) -> None:
     command += ["logger=[tensorboard,csv]"]
     assert run_program("train", command) == 0
     # All its epochs are finished: it adds no step.
     (tmp_path / "run" / "results.json").unlink()
     assert run_program("train", command) == 0
-    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    found.Reload()
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     losses = [event.value for event in found.Scalars("val/loss/stride")]
     assert [event.step for event in found.Scalars("val/loss/stride")] == [15, 31]
     assert losses[1] < losses[0]
@@ -115,6 +108,5 @@ def test_tensorboard__continues_its_curves(command: list[str], tmp_path: Path) -
     assert first.value == pytest.approx(results["predictors"]["stride"]["mean_accuracy"])
 
     assert run_program("train", [*command, "overwrite=true", "seed=1"]) == 0
-    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    found.Reload()
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert len(found.Scalars("val/loss/stride")) == 2

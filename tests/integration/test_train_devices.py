@@ -1,7 +1,6 @@
 """`moecast train devices=2`: two processes with half of every batch each, and one result."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,8 @@ RAY = ("devices=2", "launcher=ray")
 
 @pytest.mark.engines
 @pytest.mark.timeout(1200)
-def test_train__two_devices_learn_what_one_learns(tmp_path: Path) -> None:
-    folder = make_traced_model(tmp_path)
-    found = {}
+def test_train__two_devices_learn_what_one_learns(tmp_path) -> None:
+    folder, found = make_traced_model(tmp_path), {}
     # The third: two processes that Ray Train has started.
     for name, options in {1: ("devices=1",), 2: ("devices=2",), 3: RAY}.items():
         run_dir = tmp_path / f"run{name}"

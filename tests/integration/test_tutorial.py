@@ -4,21 +4,12 @@ import json
 import random
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from tests.builders import pages
 from tests.builders.hub import fake_hub
-from tests.builders.pages import (
-    free_port,
-    read_commands,
-    read_python,
-    replace_words,
-    run_command,
-    run_curl,
-    serve_in_background,
-)
 from tests.builders.processes import run_python
 from tests.builders.recordable import recordable
 
@@ -52,34 +43,30 @@ def shorten(line: str) -> str:
     return f"{line} {SHORTER.get(command, '')}".strip()
 
 
-def test_tutorial__leads_from_a_checkpoint_to_a_server_with_its_predictors(
-    workplace, monkeypatch, capsys, caplog
-):
-    port = free_port()
+def test_tutorial__leads_from_a_model_to_a_server(workplace, monkeypatch, capsys, caplog):
+    """The server has the predictors that were trained for the checkpoint."""
+    port = pages.free_port()
     ports = {"port=8000": f"port={port}", "localhost:8000": f"127.0.0.1:{port}"}
-    commands = [replace_words(line, ports) for line in read_commands(PAGE)]
+    commands = [pages.replace_words(line, ports) for line in pages.read_commands(PAGE)]
     serve = next(line for line in commands if line.startswith("moecast serve"))
     curl = next(line for line in commands if line.startswith("curl"))
-    for line in commands:
-        if line in (serve, curl):
-            continue
+    for line in (line for line in commands if line not in (serve, curl)):
         if "hf://" in line:
             push_to_hub(line)
             continue
         if line.startswith("moecast zoo pull"):
             # The other machine has another zoo.
             monkeypatch.setenv("MOECAST_CACHE", str(workplace / "other machine"))
-        run_command(shorten(line))
+        pages.run_command(shorten(line))
     assert (workplace / "runs/mine/report/report.html").is_file()
     check_scores(workplace)
-    shown = capsys.readouterr().out
-    assert "my-model/residual" in shown
+    assert "my-model/residual" in capsys.readouterr().out
     caplog.clear()
-    with serve_in_background(serve, port=port):
-        answer = run_curl(curl)
+    with pages.serve_in_background(serve, port=port):
+        answer = pages.run_curl(curl)
     assert answer["usage"]["completion_tokens"] == 16
-    for text in read_python(PAGE):
-        names: dict[str, Any] = {}
+    for text in pages.read_python(PAGE):
+        names: dict = {}
         exec(compile(text, PAGE, "exec"), names)
         assert names["model"].moecast.engine.driver.predictor_kind == "residual"
     assert capsys.readouterr().out.strip() == "Qwen2MoeForCausalLM"

@@ -2,9 +2,7 @@
 
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,30 +15,22 @@ PACKAGES = ("collect", "configs", "moecast", "predictors", "runtime", "train", "
 MOST_BYTES = 85_000_000
 """PyPI takes 100 MB. The reference model has 45 MB, the built-in zoo 33."""
 
+MADE = (".*", "__pycache__", "*.so", SOURCES)
+"""Patterns of what is no source."""
 TRANSLATIONS = ROOT / "build/cython"
 BUILD_SECONDS = 400
 """Two cores compile the policy core in a minute and a half."""
-CORE = "from runtime.policy import tier; from runtime.sim import simulator, replay; " + (
-    "print(tier.__file__, simulator.__file__, replay.__file__)"
-)
+CORE = """from runtime.policy import tier; from runtime.sim import simulator, replay
+print(tier.__file__, simulator.__file__, replay.__file__)"""
 COMPILED = f"""{CORE}
-from predictors.networks import kernels
-from runtime.transfer import rings
-print(kernels.__file__, rings.__file__)
-"""
+from predictors.networks import kernels; from runtime.transfer import rings
+print(kernels.__file__, rings.__file__)"""
 
 
 def list_files(package: str) -> set[str]:
     """Files of a package in the checkout that are neither built, made by Python nor hidden."""
-    return {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / package).rglob("*")
-        if path.is_file()
-        and "__pycache__" not in path.parts
-        and not path.name.startswith(".")
-        and path.suffix != ".so"
-        and path.name != SOURCES
-    }
+    files = [path.relative_to(ROOT) for path in (ROOT / package).rglob("*") if path.is_file()]
+    return {str(path) for path in files if not shutil.ignore_patterns(*MADE)("", path.parts)}
 
 
 def copy_sources(target: Path, *more_ignored: str) -> None:
@@ -48,7 +38,7 @@ def copy_sources(target: Path, *more_ignored: str) -> None:
 
     Cython's translations come along, if the checkout was built. It translates what is newer anew.
     """
-    ignore = shutil.ignore_patterns(".*", "__pycache__", "*.so", SOURCES, *more_ignored)
+    ignore = shutil.ignore_patterns(*MADE, *more_ignored)
     for package in PACKAGES:
         shutil.copytree(ROOT / package, target / package, ignore=ignore)
     if TRANSLATIONS.is_dir():
@@ -57,7 +47,7 @@ def copy_sources(target: Path, *more_ignored: str) -> None:
         shutil.copy(ROOT / name, target)
 
 
-def install_wheel(source: Path, folder: Path, environment: Mapping[str, str]) -> Path:
+def install_wheel(source: Path, folder: Path, environment: dict[str, str]) -> Path:
     """Build a wheel and unpack it, as pip does below site-packages; return that folder."""
     pip = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
     options = ["--no-deps", "--no-build-isolation", "--no-index"]
@@ -80,13 +70,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install_wheel(folder / "source", folder, {"CFLAGS": "-O0"})
 
 
-def run_in(
-    installed: Path, folder: Path, command: Sequence[str | Path]
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder of a user's, with the wheel on the search path."""
+def run_in(installed: Path, folder: Path, *command: str | Path) -> str:
+    """Run a command in a folder of a user's, with the wheel on the search path; return its text."""
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     environment.pop("PYTHONSAFEPATH", None)
-    return run(*command, folder=folder, environment=environment)
+    return run(*command, folder=folder, environment=environment).stdout
 
 
 def test_wheel__has_every_file_of_the_packages(installed: Path) -> None:
@@ -98,28 +86,26 @@ def test_wheel__has_every_file_of_the_packages(installed: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_wheel__has_compiled_code(installed: Path, tmp_path: Path) -> None:
-    paths = run_in(installed, tmp_path, [sys.executable, "-c", COMPILED]).stdout.split()
+    paths = run_in(installed, tmp_path, sys.executable, "-c", COMPILED).split()
     assert len(paths) == 5
-    for path in paths:
-        assert Path(path).is_relative_to(installed)
-        assert path.endswith(".so")
+    assert all(Path(path).is_relative_to(installed) and path.endswith(".so") for path in paths)
 
 
 def test_wheel__runs_whatever_lies_in_the_current_folder(installed: Path, tmp_path: Path) -> None:
     folder = shadowing_folder(tmp_path)
     moecast = [sys.executable, installed / "bin" / "moecast"]
-    assert run_in(installed, folder, [*moecast, "--version"]).stdout.startswith("moecast ")
+    assert run_in(installed, folder, *moecast, "--version").startswith("moecast ")
     options = ["prompt=The heart", "budget=50%", "max_new_tokens=4", "run_dir=run"]
-    assert run_in(installed, folder, [*moecast, "generate", *options]).stdout.strip()
+    assert run_in(installed, folder, *moecast, "generate", *options).strip()
     assert (folder / "run/results.json").is_file()
     code = "from moecast import load; print(load.__module__)"
-    assert run_in(installed, folder, [sys.executable, "-c", code]).stdout.strip()
+    assert run_in(installed, folder, sys.executable, "-c", code).strip()
 
 
 def test_wheel__without_a_compiler_runs_the_python_files(tmp_path: Path) -> None:
     copy_sources(tmp_path / "source", "blobs", "*.safetensors")
     installed = install_wheel(tmp_path / "source", tmp_path, {"CC": "/bin/false"})
     assert not [*installed.rglob("*.so"), *installed.rglob(SOURCES)]
-    paths = run_in(installed, tmp_path, [sys.executable, "-c", CORE]).stdout.split()
+    paths = run_in(installed, tmp_path, sys.executable, "-c", CORE).split()
     names = ("policy/tier", "sim/simulator", "sim/replay")
     assert paths == [str(installed / f"runtime/{name}.py") for name in names]

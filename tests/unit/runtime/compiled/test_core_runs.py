@@ -1,7 +1,6 @@
 """The compiled policy core and its Python files give the same answers to the same random calls."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ SEEDS = (0, 33)
 
 
 @pytest.fixture(scope="module")
-def python() -> dict[str, Any]:
+def python() -> dict:
     """Results of the Python files; those of their loops where they are not compiled."""
     loops = [] if is_compiled() else ["--loops"]
     command = ("-m", "tests.builders.core_runs", *SEEDS, *loops)
@@ -24,11 +23,11 @@ def python() -> dict[str, Any]:
     return results
 
 
-def test_compiled_core__answers_as_the_python_files(python: dict[str, Any]) -> None:
+def test_compiled_core__answers_as_the_python_files(python: dict) -> None:
     """Compiled, experts are looped over; in Python, NumPy's functions are called."""
     assert is_compiled() != regret.__file__.endswith(".py")
     assert (runs(*SEEDS) if is_compiled() else python["loops"]) == python["plain"]
 
 
-def test_core__answers_the_same_where_experts_are_placed(python: dict[str, Any]) -> None:
+def test_core__answers_the_same_where_experts_are_placed(python: dict) -> None:
     assert python["placed"] == python["plain"]

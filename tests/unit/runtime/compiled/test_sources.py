@@ -4,8 +4,6 @@ import hashlib
 import json
 from pathlib import Path
 
-import pytest
-
 import runtime.compiled
 from runtime.compiled import SOURCES, VARIABLE, extend_path, find_changed, is_compiled
 
@@ -21,7 +19,7 @@ def write_package(folder: Path) -> Path:
     return compiled
 
 
-def test_find_changed__names_files_that_differ_or_are_missing(tmp_path: Path) -> None:
+def test_find_changed__names_files_that_differ_or_are_missing(tmp_path) -> None:
     compiled = write_package(tmp_path)
     assert find_changed(compiled) == []
     (tmp_path / "policy/tier.py").write_text("A = 2\n")
@@ -44,9 +42,8 @@ def test_is_compiled__unless_files_changed_or_it_is_turned_off(tmp_path, monkeyp
     assert not is_compiled.__wrapped__()
 
 
-def test_extend_path__puts_compiled_modules_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.compiled, "is_compiled", lambda: True)
-    folder = Path(runtime.compiled.__file__).parent
-    assert extend_path(["own"], "runtime.policy") == [str(folder / "policy"), "own"]
-    monkeypatch.setattr(runtime.compiled, "is_compiled", lambda: False)
-    assert extend_path(["own"], "runtime.policy") == ["own"]
+def test_extend_path__puts_compiled_modules_first(monkeypatch) -> None:
+    compiled = str(Path(runtime.compiled.__file__).parent / "policy")
+    for is_on, found in ((True, [compiled, "own"]), (False, ["own"])):
+        monkeypatch.setattr(runtime.compiled, "is_compiled", lambda is_on=is_on: is_on)
+        assert extend_path(["own"], "runtime.policy") == found

@@ -10,12 +10,8 @@ from runtime.errors import ChatError
 from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn, plain_text, render
 from tests.builders.plain_answers import TOKENIZER
 
-TURNS = [
-    {"role": "system", "content": "be brief"},
-    {"role": "user", "content": "hello"},
-    {"role": "assistant", "content": "yes"},
-    {"role": "user", "content": "why"},
-]
+SAID = [("system", "be brief"), ("user", "hello"), ("assistant", "yes"), ("user", "why")]
+TURNS = [{"role": role, "content": text} for role, text in SAID]
 
 
 def words(*, template: str | None = None) -> PreTrainedTokenizerBase:
@@ -29,9 +25,8 @@ def words(*, template: str | None = None) -> PreTrainedTokenizerBase:
 
 
 def test_end_of_turn__is_the_templates_though_the_model_names_another() -> None:
-    assert TOKENIZER.eos_token == "<|endoftext|>"
-    (token,) = end_of_turn(TOKENIZER).token_ids
-    assert TOKENIZER.convert_ids_to_tokens(token) == "<|im_end|>"
+    ends = TOKENIZER.convert_ids_to_tokens(list(end_of_turn(TOKENIZER).token_ids))
+    assert (TOKENIZER.eos_token, ends) == ("<|endoftext|>", ["<|im_end|>"])
 
 
 def test_plain_text__is_a_dialogue_that_ends_where_the_answer_begins() -> None:
@@ -56,8 +51,7 @@ def test_end_of_turn__is_a_special_token_or_none(behind: str, expected: tuple[in
 
 
 def test_template_that_refuses__is_the_users_fault_and_says_why() -> None:
-    template = "{{ raise_exception('System role not supported') }}"
-    tokenizer = words(template=template)
+    tokenizer = words(template="{{ raise_exception('System role not supported') }}")
     with pytest.raises(ChatError, match="System role not supported"):
         render(TURNS, tokenizer)
     assert end_of_turn(tokenizer) == EndOfTurn()

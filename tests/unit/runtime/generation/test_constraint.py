@@ -26,13 +26,11 @@ def begin(regex: str) -> Constraint:
     special_ids = TOKENIZER.all_special_ids
     vocabulary = GrammarVocabulary(TOKENIZER, SIZE, special_ids=special_ids, end_ids=[END])
     lark = f'%llguidance {{"no_forcing": true}}\nstart: /{regex}/'
-    grammar = llguidance.LLMatcher.grammar_from_lark(lark)
-    return compile_grammar(grammar, vocabulary).begin()
+    return compile_grammar(llguidance.LLMatcher.grammar_from_lark(lark), vocabulary).begin()
 
 
 def texts_allowed(constraint: Constraint, text: str) -> set[str]:
     allowed = constraint.allowed(ids(text))
-    assert allowed is not None
     assert allowed.shape == (SIZE,)
     return {TOKENIZER.decode([token]) for token in allowed.nonzero()[:, 0].tolist()}
 
@@ -62,8 +60,8 @@ def test_allowed__are_the_tokens_with_which_the_text_may_go_on() -> None:
     constraint = begin("(yes|no)")
     assert texts_allowed(constraint, "ye") == {"s"}
     assert {"y", "n", "no"} <= texts_allowed(constraint, "") <= {"y", "ye", "yes", "n", "no"}
-    assert constraint.allowed(ids("maybe")) is None
-    assert constraint.allowed(ids("yes")) is None  # nothing may follow
+    # Nothing may follow "yes".
+    assert constraint.allowed(ids("maybe")) is constraint.allowed(ids("yes")) is None
     assert texts_allowed(constraint, "n") == {"o"}
 
 
@@ -71,14 +69,12 @@ def test_answer__ends_where_nothing_may_follow() -> None:
     constraint = begin("a{3}")
     (token,) = ids("a")
     assert [constraint.push(token) for _ in range(3)] == [False, False, True]
-    refused = begin("a{3}")
     with pytest.raises(GrammarError, match="the grammar refuses token"):
-        refused.push(ids("b")[0])
+        begin("a{3}").push(ids("b")[0])
 
 
 def test_mask__allows_the_end_where_the_text_is_complete() -> None:
-    constraint = begin("(ab)*")
-    scores = torch.randn(1, SIZE)
+    constraint, scores = begin("(ab)*"), torch.randn(1, SIZE)
     for ends, expected in (({END}, [True, False, True]), (set(), [False] * 3)):
         mask = GrammarMask(constraint, end_ids=ends, num_prompt=2)
         for text, may_end in zip(("", "a", "ab"), expected, strict=True):
@@ -91,7 +87,6 @@ def test_mask__allows_the_end_where_the_text_is_complete() -> None:
 
 def test_end_that_min_tokens_forbids__comes_where_nothing_else_may() -> None:
     mask = GrammarMask(begin("a?"), end_ids={END}, num_prompt=0)
-    scores = torch.full((1, SIZE), float("-inf"))
-    masked = mask(torch.tensor([ids("")], dtype=torch.long).reshape(1, 0), scores)
+    masked = mask(torch.empty((1, 0), dtype=torch.long), torch.full((1, SIZE), -torch.inf))
     assert masked[0, END] == masked[0, ids("a")[0]] == 0
     assert int((masked > -torch.inf).sum()) == 2

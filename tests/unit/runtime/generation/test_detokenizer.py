@@ -1,31 +1,23 @@
 """Text comes in whole characters, concatenates to the whole, and ends before a stop string."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from runtime.config import BUILTIN_MODELS
-from runtime.generation.detokenizer import (
-    CONTEXT_TOKENS,
-    MAX_HELD_TOKENS,
-    Detokenizer,
-    StopStringMatcher,
-    Vocabulary,
-    byte_level_alphabet,
-    find_byte_tokens,
-)
+from runtime.generation import detokenizer
 from runtime.serving.served_model import make_thread_safe
 from tests.builders.plain_answers import TOKENIZER
 from tests.builders.tokenizers import byte_fallback_tokenizer
 
 BYTES = {
     byte: TOKENIZER.convert_tokens_to_ids(character)
-    for character, byte in byte_level_alphabet().items()
+    for character, byte in detokenizer.byte_level_alphabet().items()
 }
 
 
@@ -35,8 +27,7 @@ def whole(tokens: list[int]) -> str:
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=20))
 def test_characters__come_with_their_last_byte(text: str) -> None:
-    detokeniser = Detokenizer(TOKENIZER)
-    expected = []
+    detokeniser, expected = detokenizer.Detokenizer(TOKENIZER), []
     for character in text:
         expected += [""] * (len(character.encode()) - 1) + [character]
     assert [detokeniser.push(BYTES[byte]) for byte in text.encode()] == expected
@@ -60,24 +51,9 @@ ANY_TOKENS = st.sampled_from(tokens_of(BYTES_OF_CHARACTERS + LONE_BYTES)) | ONE_
 def test_bytes_of_any_kind__concatenate_to_the_decoded_text(parts: list[list[int]]) -> None:
     """They stand among tokens of whole characters, too."""
     tokens = [token for part in parts for token in part]
-    detokeniser = Detokenizer(TOKENIZER)
+    detokeniser = detokenizer.Detokenizer(TOKENIZER)
     text = "".join([*map(detokeniser.push, tokens), detokeniser.end()])
-    assert text == whole(tokens)
-    assert detokeniser.num_characters == len(text)
-
-
-class CountingTokenizer:
-    """A tokenizer that keeps the longest list it was asked to decode."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self._tokenizer, self.longest = tokenizer, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def decode(self, tokens: list[int], **options: bool) -> str:
-        self.longest = max(self.longest, len(tokens))
-        return str(self._tokenizer.decode(tokens, **options))
+    assert (text, detokeniser.num_characters) == (whole(tokens), len(text))
 
 
 LLAMA, GEMMA = byte_fallback_tokenizer(), byte_fallback_tokenizer(strips=False)
@@ -90,8 +66,8 @@ def test_byte_fallback__pieces_concatenate_to_the_decoded_text(tokenizer, skips,
     others = st.integers(256, len(tokenizer) + 1).map(lambda token: [token])
     parts = st.one_of(st.sampled_from(BYTES_OF_CHARACTERS), others, st.sampled_from(LONE_BYTES))
     tokens = [token for part in data.draw(st.lists(parts, max_size=40)) for token in part]
-    counting = CountingTokenizer(tokenizer)
-    detokeniser = Detokenizer(counting, shown_ids=() if skips else tokenizer.all_special_ids)
+    special_ids = () if skips else tokenizer.all_special_ids
+    detokeniser = detokenizer.Detokenizer(tokenizer, shown_ids=special_ids)
     shown = ""
     for number, token in enumerate(tokens):
         shown += detokeniser.push(token)
@@ -104,24 +80,18 @@ def test_byte_fallback__pieces_concatenate_to_the_decoded_text(tokenizer, skips,
 
 
 def test_byte_fallback__holds_a_run_only_while_it_may_be_valid() -> None:
-    detokeniser = Detokenizer(LLAMA)
+    detokeniser = detokenizer.Detokenizer(LLAMA)
     assert [detokeniser.push(byte) for byte in "é€".encode()] == [""] * 5
-    assert detokeniser.held_text == "é€"
-    assert detokeniser.push(257) == "é€a"
+    assert (detokeniser.held_text, detokeniser.push(257)) == ("é€", "é€a")
     pieces = ["", "", "\ufffd" * 3, "\ufffd", "\ufffd"]
     assert [detokeniser.push(byte) for byte in b"a\xc3\xc3b\x80"] == pieces
-    assert detokeniser.held_text == ""
-    assert detokeniser.push(258) == " b"
+    assert (detokeniser.held_text, detokeniser.push(258)) == ("", " b")
     assert [detokeniser.push(byte) for byte in b"\xe2\x82"] == ["", ""]
-    assert detokeniser.held_text == ""
-    assert detokeniser.end() == "\ufffd\ufffd"
+    assert (detokeniser.held_text, detokeniser.end()) == ("", "\ufffd\ufffd")
 
 
 LONG = [
-    *(
-        (TOKENIZER, [BYTES[byte] for byte in data])
-        for data in (b"\x80", b"\xf0", b"\xe2\x82\xac\xe2")
-    ),
+    *((TOKENIZER, tokens_of([data])[0]) for data in (b"\x80", b"\xf0", b"\xe2\x82\xac\xe2")),
     (TOKENIZER, [len(TOKENIZER) + 7]),  # a token without text
     *((LLAMA, part) for part in ([0xFF], [0x80, 257], [*"€".encode(), 258], [261], [261, 260])),
 ]
@@ -130,13 +100,18 @@ LONG = [
 @pytest.mark.parametrize(("tokenizer", "part"), LONG)
 def test_pieces__take_no_longer_the_more_there_is(tokenizer, part) -> None:
     """Whether their bytes are no character, or a run, or nothing."""
-    counting, tokens = CountingTokenizer(tokenizer), part * 500
-    detokeniser = Detokenizer(counting)
-    shown = "".join(map(detokeniser.push, tokens))
-    held = detokeniser.end()
+    tokens, lengths, decode = part * 500, [], tokenizer.decode
+
+    def counted(decoded, **options):
+        lengths.append(len(decoded))
+        return decode(decoded, **options)
+
+    with patch.object(tokenizer, "decode", counted):
+        detokeniser = detokenizer.Detokenizer(tokenizer)
+        shown, held = "".join(map(detokeniser.push, tokens)), detokeniser.end()
     assert shown + held == tokenizer.decode(tokens, skip_special_tokens=True)
-    assert len(held) <= MAX_HELD_TOKENS
-    assert counting.longest <= 2 * CONTEXT_TOKENS
+    assert len(held) <= detokenizer.MAX_HELD_TOKENS
+    assert max(lengths, default=0) <= 2 * detokenizer.CONTEXT_TOKENS
 
 
 def test_names_of_bytes_without_a_decoder_of_runs__are_decoded_as_they_are() -> None:
@@ -144,34 +119,30 @@ def test_names_of_bytes_without_a_decoder_of_runs__are_decoded_as_they_are() -> 
     tokenizer = Tokenizer(models.BPE(names, [], unk_token="<unk>"))
     tokenizer.decoder = decoders.Fuse()
     plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    assert find_byte_tokens(plain) is None
-    assert Detokenizer(plain).push(0xC3) == "<0xC3>"
-    assert find_byte_tokens(TOKENIZER) is None
+    assert detokenizer.find_byte_tokens(plain) is None
+    assert detokenizer.Detokenizer(plain).push(0xC3) == "<0xC3>"
+    assert detokenizer.find_byte_tokens(TOKENIZER) is None
 
 
 def reference(text: str, stops: list[str], *, least: int) -> str:
     """Character by character: before the first stop string that is whole, the longest of those."""
     for end in range(least + 1, len(text) + 1):
-        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
-        if starts:
+        if starts := [end - len(stop) for stop in stops if text[:end].endswith(stop)]:
             return text[: min(starts)]
     return text
 
 
-LETTERS = st.text("ab", max_size=12)
+PIECES = st.lists(st.text("ab", max_size=12), max_size=4)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
 
 
-@given(
-    st.lists(LETTERS, max_size=4),
-    st.lists(LETTERS, max_size=4),
-    st.lists(st.text("ab", min_size=1, max_size=4), max_size=4),
-)
+@given(PIECES, PIECES, STOPS)
 def test_stop_strings__count_from_a_piece_on(early, late, stops) -> None:
     """Those that end in an early piece do not; one that begins there and ends later does.
 
     No more is held back than could become one.
     """
-    held = StopStringMatcher(stops)
+    held = detokenizer.StopStringMatcher(stops)
     text = "".join(early + late)
     shown = "".join(held.push(piece, may_end=False) for piece in early)
     shown += "".join(held.push(piece) for piece in late)
@@ -185,10 +156,9 @@ WRITTEN = [("€", "bytes:\\xe2"), ("é", "bytes:\\xc3"), ("a", "a"), (" ", " ")
 
 @pytest.mark.parametrize(("text", "written"), WRITTEN)
 def test_vocabulary__writes_a_byte_that_is_no_character_as_openai_does(text, written) -> None:
-    vocabulary = Vocabulary(TOKENIZER)
+    vocabulary = detokenizer.Vocabulary(TOKENIZER)
     first = text.encode()[0]
-    assert vocabulary.text(BYTES[first]) == written
-    assert vocabulary.bytes(BYTES[first]) == [first]
+    assert (vocabulary.text(BYTES[first]), vocabulary.bytes(BYTES[first])) == (written, [first])
 
 
 def test_tokenizer__is_used_by_threads_at_once() -> None:

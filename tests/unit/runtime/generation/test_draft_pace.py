@@ -8,15 +8,12 @@ from hypothesis import strategies as st
 from runtime.generation.drafting import ALLOWED_LOSS, LONGEST, DraftPace
 
 
-def run(
-    pace: DraftPace, *, acceptance: float, extra: float, num_tokens: int = 400, seed: int = 0
-) -> tuple[float, float]:
+def run(pace: DraftPace, *, acceptance, extra, num_tokens=400, seed=0) -> tuple[float, float]:
     """Returns the seconds of that many tokens with drafts and without, at .05 s a plain step."""
     source = random.Random(seed)
     seconds = tokens = 0.0
     while tokens < num_tokens:
-        n = pace.choose(20)
-        accepted = 0
+        n, accepted = pace.choose(20), 0
         while accepted < n and source.random() < acceptance:
             accepted += 1
         step = 0.05 + n * extra
@@ -33,11 +30,9 @@ def test_pace__of_text_that_repeats_is_several_times_as_fast() -> None:
 
 
 @given(
-    acceptance=st.floats(0, 1),
-    extra=st.floats(0, 0.2),
-    seed=st.integers(0, 99),
+    acceptance=st.floats(0, 1), extra=st.floats(0, 0.2), seed=st.integers(0, 99),
     num_tokens=st.integers(5, 600),
-)
+)  # fmt: skip
 @settings(max_examples=150, deadline=None)
 def test_pace__never_costs_more_than_it_may(acceptance, extra, seed, num_tokens) -> None:
     """One draft, before its cost is known, may cost what was not expected of it."""

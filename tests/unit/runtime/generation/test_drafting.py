@@ -1,8 +1,7 @@
 """Decoding with drafts gives the tokens of greedy decoding, in fewer steps."""
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,27 +11,17 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedModel,
     StoppingCriteriaList,
 )
 
 from predictors.errors import MoecastError
 from runtime.config import PROMPT_LOOKUP, ModelConfig
 from runtime.errors import PlanError
-from runtime.generation.drafting import (
-    DraftPace,
-    PacedDrafts,
-    decode_with,
-    draft_with,
-    drafting_options,
-    load_draft_model,
-    look_up,
-)
+from runtime.generation import drafting
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.sampling import listen_to_tokens
 from tests.builders import served
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.tokenizers import byte_fallback_tokenizer
 
@@ -44,12 +33,12 @@ serving = partial(served.serving, budget="50%", dtype=torch.float32, system="on-
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreTrainedModel]:
+def model(tmp_path_factory):
     with serving(tiny_qwen2_moe(tmp_path_factory.mktemp("tiny"))) as model:
         yield model
 
 
-class EagerPace(DraftPace):
+class EagerPace(drafting.DraftPace):
     """Drafts as many tokens in each step."""
 
     def __init__(self, count: int = 5) -> None:
@@ -75,12 +64,12 @@ class Cycle(LogitsProcessor):
     """Makes the model repeat a few tokens."""
 
     def __call__(self, input_ids, scores):
-        following = {5: 6, 6: 7, 7: 8, 8: 9, 9: 5}
         scores = scores.clone()
-        scores[0, following.get(int(input_ids[0, -1]), 5)] += 1e3
+        scores[0, {5: 6, 6: 7, 7: 8, 8: 9, 9: 5}.get(int(input_ids[0, -1]), 5)] += 1e3
         return scores
 
 
+UP_TO_100 = GenerationConfig(max_length=100)
 CYCLE = {"do_sample": False, "logits_processor": LogitsProcessorList([Cycle()])}
 
 
@@ -94,23 +83,19 @@ def hear(tokens: list[int], most: int = 0) -> StoppingCriteriaList:
     return StoppingCriteriaList([listen_to_tokens(on_token)])
 
 
-def answer(
-    model: PreTrainedModel, pace: DraftPace | None, *, num_tokens: int = 24, **options
-) -> list[int]:
+def answer(model, pace: drafting.DraftPace | None, *, num_tokens: int = 24, **options) -> list[int]:
     inputs = torch.tensor([PROMPT])
     if pace is not None:
-        options |= drafting_options(model, PROMPT_LOOKUP, pace)
+        options |= drafting.drafting_options(model, PROMPT_LOOKUP, pace)
     options |= {"attention_mask": torch.ones_like(inputs), "pad_token_id": 0}
-    output = model.generate(inputs, max_new_tokens=num_tokens, **options)
-    return output[0].tolist()[len(PROMPT) :]
+    return model.generate(inputs, max_new_tokens=num_tokens, **options)[0].tolist()[len(PROMPT) :]
 
 
 @pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "deepseek_v3"])
 def test_drafts__full_windowed_and_latent_attention_take_tokens_back(tmp_path, name) -> None:
-    with serving(save_family(tmp_path / "tiny", FAMILIES[name]), budget="60%") as model:
-        expected = answer(model, None, do_sample=False)
-        pace = EagerPace()
-        wrong = {"custom_generate": decode_with(lambda _: draft_the_same, pace)}
+    with serving(save_family(tmp_path / "tiny", name), budget="60%") as model:
+        expected, pace = answer(model, None, do_sample=False), EagerPace()
+        wrong = {"custom_generate": drafting.decode_with(lambda _: draft_the_same, pace)}
         assert answer(model, None, do_sample=False, **wrong) == expected
         assert pace.num_drafted > pace.num_accepted, "nothing was taken back"
         assert answer(model, None, do_sample=False) == expected, "the model is as it was"
@@ -120,18 +105,16 @@ def draft_the_same(tokens_1T: torch.Tensor, count: int) -> torch.Tensor:
     return torch.cat([tokens_1T, torch.full((1, count), 3)], dim=1)
 
 
-def test_drafts__repeated_text_takes_fewer_steps(model: PreTrainedModel) -> None:
-    steps = count_calls(model)
+def test_drafts__repeated_text_takes_fewer_steps(model) -> None:
+    steps, tokens = count_calls(model), list[int]()
     expected = answer(model, None, **CYCLE)
     assert len(steps) == 24
-    steps.clear()
-    tokens: list[int] = []
     assert answer(model, EagerPace(), stopping_criteria=hear(tokens), **CYCLE) == expected
     assert tokens == expected, "each token once, in order"
-    assert len(steps) <= 6
+    assert len(steps) <= 24 + 6
 
 
-def test_drafts__a_listener_that_ends_hears_no_more(model: PreTrainedModel) -> None:
+def test_drafts__a_listener_that_ends_hears_no_more(model) -> None:
     tokens: list[int] = []
     answer(model, EagerPace(), stopping_criteria=hear(tokens, 4), **CYCLE)
     assert tokens == [8, 9, 5, 6]
@@ -143,12 +126,9 @@ def test_drafts__keep_to_the_number_of_tokens_and_the_end_of_the_text(model) -> 
     assert answer(model, EagerPace(), eos_token_id=9, **CYCLE) == [8, 9]
 
 
-def test_drafts__failed_generation_leaves_the_model_as_it_was(model: PreTrainedModel) -> None:
-    def fail(token: int) -> bool:
-        raise RuntimeError(f"no {token}")
-
-    listening = StoppingCriteriaList([listen_to_tokens(fail)])
-    with pytest.raises(RuntimeError, match="no "):
+def test_drafts__failed_generation_leaves_the_model_as_it_was(model) -> None:
+    listening = StoppingCriteriaList([listen_to_tokens(Mock(side_effect=RuntimeError("no token")))])
+    with pytest.raises(RuntimeError, match="no token"):
         answer(model, EagerPace(), do_sample=False, stopping_criteria=listening)
     assert "_get_candidate_generator" not in vars(model)
     pace = EagerPace()
@@ -164,9 +144,9 @@ NO_DRAFTS = [
 
 @pytest.mark.parametrize(("name", "reason"), NO_DRAFTS)
 def test_drafts__are_refused_where_tokens_cannot_be_taken_back(tmp_path, name, reason) -> None:
-    folder = save_family(tmp_path / "tiny", FAMILIES[name])
+    folder = save_family(tmp_path / "tiny", name)
     with serving(folder, budget="100%") as model, pytest.raises(PlanError, match=reason):
-        drafting_options(model, PROMPT_LOOKUP)
+        drafting.drafting_options(model, PROMPT_LOOKUP)
 
 
 def test_drafts__steps_of_several_sequences_have_none_and_are_not_measured(model) -> None:
@@ -184,20 +164,17 @@ def test_drafts__steps_of_several_sequences_have_none_and_are_not_measured(model
 
 
 def test_lookup__drafts_what_followed_the_same_text() -> None:
-    draft = look_up(GenerationConfig(max_length=100))
-    text = torch.tensor([PROMPT])
-    assert draft(text, 4).tolist() == [[*PROMPT, 8, 9, 5, 6]]
+    draft = drafting.look_up(UP_TO_100)
+    assert draft(torch.tensor([PROMPT]), 4).tolist() == [[*PROMPT, 8, 9, 5, 6]]
     single = torch.tensor([[5, 6, 7, 8, 6]])
     assert draft(single, 4) is single, "one token that is the same tells nothing"
 
 
 def test_paced__measures_steps_behind_the_prompt_alone() -> None:
-    pace = DraftPace()
-    drafts = PacedDrafts(look_up(GenerationConfig()), pace, max_length=100)
-    text = torch.tensor([PROMPT])
+    pace, text = drafting.DraftPace(), torch.tensor([PROMPT])
+    drafts = drafting.PacedDrafts(drafting.look_up(GenerationConfig()), pace, max_length=100)
     with_draft, scores = drafts.get_candidates(text)
-    assert with_draft.tolist() == [PROMPT]
-    assert scores is None
+    assert (with_draft.tolist(), scores) == ([PROMPT], None)
     drafts.update_candidate_strategy(text, torch.empty(0), 0)
     assert pace.plain_seconds is None
     prompt_seconds = pace.total_seconds
@@ -210,13 +187,19 @@ def test_paced__measures_steps_behind_the_prompt_alone() -> None:
 # ---- a small model drafts
 
 
-def served_folder(path: Path) -> Path:
+def served_folder(path):
     folder = tiny_qwen2_moe(path / "served", vocab_size=VOCAB_SIZE)
     byte_fallback_tokenizer().save_pretrained(folder)
     return folder
 
 
-def dense_folder(path: Path, *, vocab_size: int = VOCAB_SIZE, strips: bool = True) -> Path:
+def drafting_model(path, *, sureness: float):
+    model = plain_eager(served_folder(path))
+    model.lm_head.weight.data *= sureness
+    return model
+
+
+def dense_folder(path, *, vocab_size: int = VOCAB_SIZE, strips: bool = True):
     """A small Llama with spare tokens; `strips=False`: with another tokenizer."""
     torch.manual_seed(1)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
@@ -231,69 +214,56 @@ def dense_folder(path: Path, *, vocab_size: int = VOCAB_SIZE, strips: bool = Tru
     return path / "draft"
 
 
-def test_draft_model__tokens_are_those_of_greedy_decoding(tmp_path: Path) -> None:
+def test_draft_model__tokens_are_those_of_greedy_decoding(tmp_path) -> None:
     folder, draft = served_folder(tmp_path), str(dense_folder(tmp_path, vocab_size=300))
-    draft_model = load_draft_model(draft, ModelConfig(id=str(folder)))
+    draft_model, pace = drafting.load_draft_model(draft, ModelConfig(id=str(folder))), EagerPace(3)
     with serving(folder) as model:
         expected = answer(model, None, do_sample=False)
-        pace = EagerPace(3)
-        options = drafting_options(model, draft, pace, draft_model=draft_model)
+        options = drafting.drafting_options(model, draft, pace, draft_model=draft_model)
         assert answer(model, None, do_sample=False, **options) == expected
     assert pace.num_drafted > pace.num_accepted, "nothing was taken back"
 
 
-def test_draft_model__one_that_is_always_right_saves_steps(tmp_path: Path) -> None:
+def test_draft_model__one_that_is_always_right_saves_steps(tmp_path) -> None:
     """The served model itself drafts, and is sure of its tokens."""
-    folder = served_folder(tmp_path)
-    draft_model = plain_eager(folder)
-    draft_model.lm_head.weight.data *= 100
-    with serving(folder) as model:
+    draft_model, pace = drafting_model(tmp_path, sureness=100), EagerPace(3)
+    with serving(tmp_path / "served") as model:
         expected = answer(model, None, do_sample=False)
-        steps, drafting = count_calls(model), count_calls(draft_model)
-        pace = EagerPace(3)
-        options = drafting_options(model, "served", pace, draft_model=draft_model)
+        steps, drafts = count_calls(model), count_calls(draft_model)
+        options = drafting.drafting_options(model, "served", pace, draft_model=draft_model)
         assert answer(model, None, do_sample=False, **options) == expected
     assert pace.num_accepted == pace.num_drafted > 0
     # The prompt's step drafts nothing; the others verify three tokens, and the last what is left.
     assert steps == [len(PROMPT), 4, 4, 4, 4, 4, 3]
-    assert drafting[0] == len(PROMPT) + 1
-    assert max(drafting[1:]) <= 3, "the text is not read again"
+    assert drafts[0] == len(PROMPT) + 1
+    assert max(drafts[1:]) <= 3, "the text is not read again"
 
 
-def test_draft_model__takes_back_what_was_rejected(tmp_path: Path) -> None:
-    model = plain_eager(served_folder(tmp_path))
-    model.lm_head.weight.data *= 100
-    config = GenerationConfig(max_length=100)
-
-    def draft(make, text: list[int]) -> list[int]:
-        return make(torch.tensor([text]), 3)[0].tolist()
-
-    drafts = draft_with(model, VOCAB_SIZE, config)
-    first = draft(drafts, PROMPT)
+def test_draft_model__takes_back_what_was_rejected(tmp_path) -> None:
+    model = drafting_model(tmp_path, sureness=100)
+    drafts, others = (drafting.draft_with(model, VOCAB_SIZE, UP_TO_100) for _ in range(2))
+    (first,) = drafts(torch.tensor([PROMPT]), 3).tolist()
     assert len(first) == len(PROMPT) + 3
-    rejected = [*PROMPT, (first[len(PROMPT)] + 1) % VOCAB_SIZE]
-    assert draft(drafts, rejected) == draft(draft_with(model, VOCAB_SIZE, config), rejected)
+    rejected = torch.tensor([[*PROMPT, (first[len(PROMPT)] + 1) % VOCAB_SIZE]])
+    assert torch.equal(drafts(rejected, 3), others(rejected, 3))
 
 
-def test_draft_model__ends_where_it_is_unsure(tmp_path: Path) -> None:
-    model = plain_eager(served_folder(tmp_path))
-    model.lm_head.weight.data *= 0
-    drafts = draft_with(model, VOCAB_SIZE, GenerationConfig(max_length=100))
+def test_draft_model__ends_where_it_is_unsure(tmp_path) -> None:
+    drafts = drafting.draft_with(drafting_model(tmp_path, sureness=0), VOCAB_SIZE, UP_TO_100)
     assert drafts(torch.tensor([PROMPT]), 5).shape[1] == len(PROMPT) + 1
 
 
-def test_draft_model__of_another_tokenizer_is_refused(tmp_path: Path) -> None:
-    served = ModelConfig(id=str(served_folder(tmp_path)))
+def test_draft_model__of_another_tokenizer_is_refused(tmp_path) -> None:
     draft = str(dense_folder(tmp_path, strips=False))
     with pytest.raises(MoecastError, match="its tokenizer is not that of"):
-        load_draft_model(draft, served)
+        drafting.load_draft_model(draft, ModelConfig(id=str(served_folder(tmp_path))))
 
 
 def test_draft_model__misspelt_lookup_names_it() -> None:
     with pytest.raises(MoecastError, match="Did you mean 'prompt-lookup'.* or a small model"):
-        load_draft_model("promt", ModelConfig())
+        drafting.load_draft_model("promt", ModelConfig())
 
 
-def test_draft_model__none_is_loaded_for_other_drafts() -> None:
-    assert load_draft_model(None, ModelConfig()) is None
-    assert load_draft_model(PROMPT_LOOKUP, ModelConfig()) is None
+@pytest.mark.parametrize("draft", [None, PROMPT_LOOKUP])
+def test_draft_model__none_is_loaded_for_other_drafts(draft) -> None:
+    assert drafting.load_draft_model(draft, ModelConfig()) is None

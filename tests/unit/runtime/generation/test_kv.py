@@ -3,6 +3,7 @@
 import os
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from runtime.store import spill
 
 ROWS, HEADS, WIDTH, MOST = 2, 3, 4, 13
 LAYER_BYTES = ROWS * HEADS * 2 * WIDTH * MOST * 4
+ONES = torch.ones(3, 2, 2, 2)
 
 
 def states(tokens, generator, *, dtype=torch.float32, value_width=WIDTH):
@@ -33,22 +35,17 @@ def states(tokens, generator, *, dtype=torch.float32, value_width=WIDTH):
 
 
 def same(found, expected):
-    return all(
-        torch.equal(a, b) and a.is_contiguous() == b.is_contiguous()
-        for a, b in zip(found, expected, strict=True)
-    )
+    pairs = zip(found, expected, strict=True)
+    return all(torch.equal(a, b) and a.is_contiguous() == b.is_contiguous() for a, b in pairs)
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    parts=st.lists(st.integers(1, 3), min_size=1, max_size=4),
-    layers=st.integers(1, 3),
-    batches=st.integers(1, 3),
-    room_for=st.integers(0, 9),
+    parts=st.lists(st.integers(1, 3), min_size=1, max_size=4), layers=st.integers(1, 3),
+    batches=st.integers(1, 3), room_for=st.integers(0, 9), value_width=st.sampled_from([WIDTH, 2]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    value_width=st.sampled_from([WIDTH, 2]),
     outside=st.sampled_from([lambda _: DiskOffload(), HostOffload]),
-)
+)  # fmt: skip
 def test_stored__is_what_transformers_keeps_whatever_has_room(
     parts, layers, batches, room_for, dtype, value_width, outside
 ):
@@ -72,10 +69,8 @@ def test_stored__is_what_transformers_keeps_whatever_has_room(
     assert room.admitted_bytes == inside * size
     assert room.num_read == (len(parts) - 1) * (len(keys) - inside)
     # The first batch ends: what it leaves is taken by others when their turn comes.
-    for key in keys:
-        if key[0] == 0:
-            ours[key].close()
-            ours[key].close()
+    for key in [key for key in keys if key[0] == 0] * 2:
+        ours[key].close()
     rest = [key for key in keys if key[0]]
     for key in rest:
         new = states(1, generator, **drawn)
@@ -89,9 +84,8 @@ def test_stored__is_what_transformers_keeps_whatever_has_room(
 
 def test_room__too_small_for_a_layer_names_the_minimum():
     room = KVCacheManager(WORKING_COPIES * LAYER_BYTES - 1, lambda _: DiskOffload())
-    layer = OffloadedCacheLayer(room, max_cache_length=MOST)
     with pytest.raises(PlanError, match=rf"kv_budget={WORKING_COPIES * LAYER_BYTES},"):
-        layer.update(*states(2, torch.Generator()))
+        OffloadedCacheLayer(room, max_cache_length=MOST).update(*states(2, torch.Generator()))
     room.close()
 
 
@@ -107,16 +101,14 @@ def test_room__with_no_outside_refuses_what_has_no_room():
 def test_on_disk__leaves_no_name_and_no_file_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     place = DiskOffload()
-    place.write(0, torch.ones(3, 2, 2, 2))
-    assert torch.equal(place.read(3), torch.ones(3, 2, 2, 2))
+    place.write(0, ONES)
+    assert torch.equal(place.read(3), ONES)
     assert list(tmp_path.iterdir()) == []
     place.close()
 
 
 def test_on_disk__is_on_a_disk_or_refused(tmp_path, monkeypatch):
-    in_memory, on_disk = tmp_path / "memory", tmp_path / "disk"
-    in_memory.mkdir()
-    on_disk.mkdir()
+    in_memory, on_disk = (Path(tempfile.mkdtemp(dir=tmp_path)) for _ in range(2))
     monkeypatch.setattr(tempfile, "tempdir", str(in_memory))
     monkeypatch.setattr(spill, "LARGE_FILES", str(on_disk))
     device, mounts = tmp_path.stat().st_dev, tmp_path / "mounts"
@@ -127,29 +119,26 @@ def test_on_disk__is_on_a_disk_or_refused(tmp_path, monkeypatch):
         assert spill.is_in_memory(in_memory) == is_memory
     place = DiskOffload()
     with pytest.raises(TransferError, match="its files are in memory; set TMPDIR to another fold"):
-        place.write(0, torch.ones(3, 2, 2, 2))
+        place.write(0, ONES)
     place.close()
     monkeypatch.setattr(spill, "is_in_memory", lambda folder: folder == str(in_memory))
     place = DiskOffload()
     assert Path(f"/proc/self/fd/{place._file._handle}").readlink().is_relative_to(on_disk)
-    place.write(0, torch.ones(3, 2, 2, 2))
+    place.write(0, ONES)
     place.close()
 
 
 def test_on_disk__a_full_disk_is_an_error_that_says_what_to_do(monkeypatch):
     place = DiskOffload()
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(os, "pwrite", full)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TransferError, match=r"No space left.*set TMPDIR"):
-        place.write(0, torch.ones(3, 2, 2, 2))
+        place.write(0, ONES)
     with pytest.raises(TransferError, match=r"^10 bytes cannot.*No space left.*set TMPDIR"):
         place._file.flush(10)
     monkeypatch.undo()
-    place.write(0, torch.ones(3, 2, 2, 2))
+    place.write(0, ONES)
     place._file.flush(10)
     with pytest.raises(TransferError, match="truncated after 10 bytes"):
         place.read(3)
@@ -167,15 +156,10 @@ def test_outside_of__host_memory_is_no_place_outside_of_itself():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    padding=st.lists(st.integers(0, 6), min_size=1, max_size=3),
-    prompt=st.integers(7, 12),
-    steps=st.integers(0, 10),
-    sinks=st.integers(0, 3),
-    window=st.integers(1, 8),
-)
-def test_sinks__every_row_keeps_its_first_tokens_and_the_last(
-    padding, prompt, steps, sinks, window
-):
+    padding=st.lists(st.integers(0, 6), min_size=1, max_size=3), prompt=st.integers(7, 12),
+    steps=st.integers(0, 10), sinks=st.integers(0, 3), window=st.integers(1, 8),
+)  # fmt: skip
+def test_sinks__every_row_keeps_its_first_and_last_tokens(padding, prompt, steps, sinks, window):
     layer = SinkCacheLayer(torch.tensor(padding), sinks=sinks, window=window)
     keep, seen = sinks + window, 0
     for tokens in [prompt] + [1] * steps:
@@ -191,12 +175,9 @@ def test_sinks__every_row_keeps_its_first_tokens_and_the_last(
         if before:
             assert keys[:, 0, :-1, 0].tolist() == before
         for row, pad in enumerate(padding):
-            kept = layer.keys[row, 0, :, 0].tolist()
             real = list(range(pad, seen))
-            if seen <= keep:
-                assert kept == list(range(seen))
-            elif len(real) <= keep:
-                assert kept == list(range(seen - keep, seen))
-            else:
-                assert kept == real[:sinks] + real[len(real) - window :]
+            expected = list(range(max(0, seen - keep), seen))
+            if len(real) > keep:
+                expected = real[:sinks] + real[len(real) - window :]
+            assert layer.keys[row, 0, :, 0].tolist() == expected
     assert layer.get_seq_length() == seen

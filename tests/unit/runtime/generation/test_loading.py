@@ -69,20 +69,16 @@ def test_load__takes_shares_of_all_experts_and_paths_as_text(tmp_path, budget) -
 def test_load__is_in_the_checkpoints_own_dtype(tmp_path) -> None:
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
-    for model, dtype, expected in (
-        (folder, None, torch.bfloat16),
-        (str(folder), "auto", torch.bfloat16),
-        (folder, torch.float32, torch.float32),
-        (folder, "float16", torch.float16),
-    ):
+    own, float32 = torch.bfloat16, torch.float32
+    forms = [(folder, None, own), (str(folder), "auto", own), (folder, float32, float32)]
+    for model, dtype, expected in (*forms, (folder, "float16", torch.float16)):
         loaded = runtime.load(model, dtype=dtype, system="on-demand")
         with loaded.moecast as handle:
-            assert loaded.dtype == expected
-            assert handle.spec.dtype == str(expected).removeprefix("torch.")
+            assert (loaded.dtype, f"torch.{handle.spec.dtype}") == (expected, str(expected))
 
 
 def test_load__default_is_moecast_with_its_trained_predictors() -> None:
     assert inspect.signature(runtime.load).parameters["system"].default == DEFAULT_SYSTEM
     with runtime.load(budget=0.25).moecast as handle:
-        assert handle.engine.driver.predictor_kind == "residual"
-        assert handle.engine.driver.reuse_predictor_kind == "reuse"
+        driver = handle.engine.driver
+        assert (driver.predictor_kind, driver.reuse_predictor_kind) == ("residual", "reuse")

@@ -2,14 +2,15 @@
 `past_key_values`; what is kept is the longest common prefix, within its limit."""
 
 import copy
+import os
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, Qwen2MoeConfig, StoppingCriteriaList
 
 from runtime.generation.drafting import drafting_options
@@ -21,11 +22,15 @@ from runtime.generation.prefix_cache import (
     find_prefix_obstacle,
 )
 from tests.builders.families.build import tiny_model
-from tests.builders.families.table import FAMILIES
 
 PROMPT = list(range(10, 50))
 QUESTION = [60, 7, 61, 8, 62]
 UNLIKE = [5, 3]
+
+
+def model_and_cache(family: str, **options: bool) -> tuple[PreTrainedModel, PrefixCache]:
+    model = tiny_model(family)
+    return model, PrefixCache(model, **options)
 
 
 def generate(model: PreTrainedModel, tokens: list[int], number: int, **options: Any) -> Any:
@@ -42,9 +47,7 @@ def run(text: RunningText, model: PreTrainedModel, tokens: list[int], *given, **
     return generate(model, tokens, *given, **options)
 
 
-def go_on(
-    kept: PrefixCache, model: PreTrainedModel, tokens: list[int], number: int = 4, **options: Any
-) -> tuple[Any, int]:
+def go_on(kept: PrefixCache, model, tokens: list[int], number: int = 4, **options: Any) -> Any:
     """The same with what is kept, and how many tokens were."""
     text = kept.begin(tokens)
     found = run(text, model, tokens, number, **options)
@@ -58,8 +61,7 @@ def answer(found: Any) -> list[int]:
 
 def require_same(found: Any, expected: Any) -> None:
     assert torch.equal(found.sequences, expected.sequences)
-    for one, other in zip(found.logits, expected.logits, strict=True):
-        assert torch.equal(one, other)
+    assert torch.equal(torch.stack(found.logits), torch.stack(expected.logits))
 
 
 CONVERSING = ["qwen2_moe", "deepseek_v3", "gpt_oss", "qwen3_next", "lfm2_moe", "zaya"]
@@ -68,9 +70,8 @@ CONVERSING = ["qwen2_moe", "deepseek_v3", "gpt_oss", "qwen3_next", "lfm2_moe", "
 @pytest.mark.parametrize("family", CONVERSING)
 def test_conversation__is_transformers_with_the_same_past(family: str) -> None:
     """Full attention, latent attention, windows, and recurrent, convolved and mixed layers."""
-    model = tiny_model(FAMILIES[family])
+    model, kept = model_and_cache(family)
     assert find_prefix_obstacle(model) is None
-    kept = PrefixCache(model)
     first, num_reused = go_on(kept, model, PROMPT, 12)
     assert num_reused == 0
     expected = generate(model, PROMPT, 12)
@@ -93,13 +94,11 @@ def test_conversation__is_transformers_with_the_same_past(family: str) -> None:
     with torch.no_grad():
         model(torch.tensor([PROMPT]), past_key_values=prompt, logits_to_keep=1)
     require_same(other, generate(model, changed, 4, past_key_values=prompt))
-    whole = generate(model, changed, 1)
-    assert torch.allclose(other.logits[0], whole.logits[0], atol=1e-4)
+    assert torch.allclose(other.logits[0], generate(model, changed, 1).logits[0], atol=1e-4)
 
 
 def test_text__is_cut_where_a_prompt_leaves_it() -> None:
-    model = tiny_model(FAMILIES["qwen2_moe"])
-    kept = PrefixCache(model)
+    model, kept = model_and_cache("qwen2_moe")
     go_on(kept, model, PROMPT, 12)
     past = generate(model, PROMPT, 12).past_key_values
     past.crop(20 - past.get_seq_length())
@@ -111,7 +110,7 @@ def test_text__is_cut_where_a_prompt_leaves_it() -> None:
 
 
 def test_window__is_cut_until_it_has_dropped_a_token() -> None:
-    model = tiny_model(FAMILIES["exaone_moe"])
+    model = tiny_model("exaone_moe")
     model.config.get_text_config().sliding_window = 64
     kept = PrefixCache(model)
     go_on(kept, model, PROMPT, 12)
@@ -124,36 +123,24 @@ def test_window__is_cut_until_it_has_dropped_a_token() -> None:
 
 
 def test_texts__that_go_on_at_the_same_time_share_nothing_that_changes() -> None:
-    model = tiny_model(FAMILIES["qwen3_next"])
-    kept = PrefixCache(model)
+    model, kept = model_and_cache("qwen3_next")
     first, _ = go_on(kept, model, PROMPT, 12)
     tokens = [answer(first) + QUESTION, answer(first) + UNLIKE]
     expected = [answer(go_on(copy.deepcopy(kept), model, one)[0]) for one in tokens]
     texts = [kept.begin(one) for one in tokens]
-    found: list[list[int]] = []
-    for one, text in zip(tokens, texts, strict=True):
+    for one, text, same in zip(tokens, texts, expected, strict=True):
         assert text.num_reused == len(PROMPT) + 11
-        found.append(answer(generate(model, one, 4, past_key_values=text.cache)))
-    assert found == expected
+        assert answer(generate(model, one, 4, past_key_values=text.cache)) == same
     assert answer(go_on(kept, model, tokens[0])[0]) == expected[0]
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss", "qwen3_next"])
 def test_text__that_an_error_cuts_short_in_a_layer_keeps_what_came_before(family: str) -> None:
     """As a Ctrl-C or a failed read does."""
-    model = tiny_model(FAMILIES[family])
-    kept = PrefixCache(model)
+    model, kept = model_and_cache(family)
     text = kept.begin(PROMPT)
-    num_steps = 0
-
-    def fail(*_: Any) -> None:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps == 6:
-            raise KeyboardInterrupt
-
-    last = model.get_decoder().layers[-1]
-    hook = last.register_forward_pre_hook(fail)
+    fail = Mock(side_effect=[None] * 5 + [KeyboardInterrupt])
+    hook = model.get_decoder().layers[-1].register_forward_pre_hook(fail)
     with pytest.raises(KeyboardInterrupt):
         run(text, model, PROMPT, 12)
     hook.remove()
@@ -161,18 +148,15 @@ def test_text__that_an_error_cuts_short_in_a_layer_keeps_what_came_before(family
     tokens = answer(generate(model, PROMPT, 4)) + QUESTION
     found, num_reused = go_on(kept, model, tokens)
     assert num_reused == (len(PROMPT) + 4 if family == "qwen2_moe" else len(PROMPT))
-    whole = generate(model, tokens, 4)
-    assert torch.allclose(found.logits[0], whole.logits[0], atol=1e-4)
+    assert torch.allclose(found.logits[0], generate(model, tokens, 4).logits[0], atol=1e-4)
 
 
 def test_drafts__go_on_with_a_kept_text() -> None:
-    model = tiny_model(FAMILIES["gpt_oss"])
-    tokens = PROMPT + PROMPT
-    kept = PrefixCache(model)
-    for one in (tokens, tokens + tokens):
+    model, kept = model_and_cache("gpt_oss")
+    for one in (PROMPT * 2, PROMPT * 4):
         found, num_reused = go_on(kept, model, one, 12, **drafting_options(model, "prompt-lookup"))
         assert answer(found) == answer(generate(model, one, 12))
-    assert num_reused == len(tokens)
+    assert num_reused == len(PROMPT * 2)
 
 
 def test_rope__by_length_bounds_what_goes_on() -> None:
@@ -195,8 +179,7 @@ def compute(text: RunningText, tokens: list[int], num_prompt: int) -> None:
     """What a forward pass of each token writes: states that have its id as their values."""
 
     def add(part: list[int]) -> None:
-        states = torch.tensor(part, dtype=torch.float32)[None, None, :, None]
-        states = states.expand(1, NUM_HEADS, len(part), WIDTH)
+        states = torch.tensor(part).float()[:, None].expand(1, NUM_HEADS, len(part), WIDTH)
         for layer in range(2):
             text.cache.update(states, states + layer, layer)
 
@@ -212,10 +195,9 @@ def held(text: RunningText) -> list[int]:
     if not text.num_reused:
         return []
     layer = text.cache.layers[1]
-    keys: Tensor = layer.keys
-    assert torch.equal(keys[0, 0, :, 0], keys[0, 1, :, 3])
-    assert torch.equal(layer.values, keys + 1)
-    return keys[0, 0, :, 0].long().tolist()
+    assert torch.equal(layer.keys[0, 0, :, 0], layer.keys[0, 1, :, 3])
+    assert torch.equal(layer.values, layer.keys + 1)
+    return layer.keys[0, 0, :, 0].long().tolist()
 
 
 WORDS = st.integers(0, 2).map(lambda word: [word] * 12)
@@ -259,30 +241,25 @@ def test_books__longest_common_prefix_within_the_limit(turns, limit_tokens) -> N
     assert kept.num_bytes == kept.num_texts == 0
 
 
-def common(first: list[int], second: list[int]) -> int:
-    length = 0
-    while length < min(len(first), len(second)) and first[length] == second[length]:
-        length += 1
-    return length
+def common(*texts: list[int]) -> int:
+    """Tokens that both texts begin with."""
+    return len(os.path.commonprefix(texts))
 
 
 def test_limit__takes_states_of_running_texts_too() -> None:
-    model = tiny_model(FAMILIES["qwen3_next"])
-    kept = PrefixCache(model)
+    model, kept = model_and_cache("qwen3_next")
     first, _ = go_on(kept, model, PROMPT, 12)
     text = kept.begin(answer(first) + QUESTION)
     before = kept.num_bytes
     assert 0 < text.num_bytes < before
     kept.limit(before - 1)
-    assert kept.num_texts == 0
-    assert kept.num_bytes == text.num_bytes
+    assert (kept.num_texts, kept.num_bytes) == (0, text.num_bytes)
     kept.limit(0)
     assert kept.num_bytes == 0
 
 
 def test_memory__that_gets_short_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model(FAMILIES["qwen2_moe"])
-    kept = PrefixCache(model, shares_memory=True)
+    model, kept = model_and_cache("qwen2_moe", shares_memory=True)
     go_on(kept, model, PROMPT, 12)
     assert kept.num_texts == 1
     monkeypatch.setattr("runtime.generation.prefix_cache.measure_free_memory", lambda _: [0])

@@ -32,17 +32,13 @@ def test_processors__by_hand(options, expected) -> None:
     assert chosen(TOKENS, LOGITS.clone())[0].tolist() == pytest.approx(expected)
 
 
-BEST = [
-    ([[math.nan] * 4], 0),
-    ([[0.0, math.nan, 2.0, 1.0]], 2),
-    ([[0.0, math.inf, 2.0, 1.0]], 1),
-    ([[-math.inf] * 4], 0),
-]
+NONE, SOME = ([math.nan] * 4, 0), ([0.0, math.nan, 2.0, 1.0], 2)
+BEST = [NONE, SOME, ([0.0, math.inf, 2.0, 1.0], 1), ([-math.inf] * 4, 0)]
 
 
 @pytest.mark.parametrize(("scores", "best"), BEST)
 def test_finite_scores__leave_the_best_where_nothing_can_be_drawn(scores, best) -> None:
-    row = FiniteScores()(torch.zeros((1, 1), dtype=torch.long), torch.tensor(scores))
+    row = FiniteScores()(torch.zeros((1, 1), dtype=torch.long), torch.tensor([scores]))
     assert torch.multinomial(row.softmax(-1), 8, replacement=True).unique().tolist() == [best]
 
 

@@ -1,8 +1,5 @@
 """The policy core against its invariants (stateful property tests) and against hand-made cases."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -34,8 +31,8 @@ def once(experts) -> dict[int, int]:
     return dict.fromkeys(experts, 1)
 
 
-def drain(core: DeviceCache) -> list:
-    """Carries out transfers until there are none; returns those of the computing tier.
+def drain(core: DeviceCache, depth: int = 0) -> list:
+    """Carries out transfers until there are none; returns those of the computing tier, or below.
 
     Nothing is requested meanwhile, so each tier transfers an expert a few times at most.
     """
@@ -45,7 +42,7 @@ def drain(core: DeviceCache) -> list:
         for one in core.tiers:
             if (task := one.next_task()) is not None:
                 one.complete(task)
-                if one is core.top:
+                if one is core.tiers[depth]:
                     tasks.append(task)
                 break
         else:
@@ -53,26 +50,35 @@ def drain(core: DeviceCache) -> list:
     raise AssertionError(f"{most} transfers and no end: {tasks[-5:]}")
 
 
+def compute(core: DeviceCache, layer: int, order: list[int]) -> None:
+    """Computes requested experts as they arrive."""
+    while order:
+        drain(core)
+        ready = next(e for e in order if core.is_ready((layer, e)))
+        assert core.entry((layer, ready)).pins == 1
+        core.release((layer, ready))
+        order.remove(ready)
+
+
 class Machine(RuleBasedStateMachine):
     """Predictions, routings, transfers, failures, hangs and computations in any order."""
 
     slots: tuple[int, ...] = (SLOTS,)
     per_layer = True
-    switches: Mapping[str, Any] = {}
+    switches: dict = {}
 
     def __init__(self):
         super().__init__()
         self.core = make_cache(slots=self.slots, per_layer=self.per_layer, **self.switches)
-        self.flying = [[] for _ in self.slots]
-        self.lost = [[] for _ in self.slots]
+        self.flying, self.lost = ([[] for _ in self.slots] for _ in range(2))
         self.pending: dict[int, list[int]] = {}
         self.early: dict[int, set[int]] = {}
-        self.broken: set[tuple[int, int]] = set()
-        self.moved = 0
+        self.broken, self.moved = set[tuple[int, int]](), 0
 
     experts = st.sets(st.integers(0, EXPERTS - 1), min_size=1, max_size=EXPERTS).map(sorted)
     layers = st.integers(0, LAYERS - 1)
     depths = st.integers(0, 1)
+    ends = st.sampled_from(["complete", "complete", "fail", "retry"])
 
     @rule(layer=layers, experts=experts)
     def predict(self, layer, experts):
@@ -123,14 +129,11 @@ class Machine(RuleBasedStateMachine):
     def start(self, depth, high_only):
         depth, one = self.at(depth)
         if (task := one.next_task(high_only=high_only)) is not None:
-            busy = self.flying[depth] + self.lost[depth]
-            assert all(task.slot != other.slot for other in busy)
+            assert all(task.slot != other.slot for other in self.flying[depth] + self.lost[depth])
             assert task.high or not high_only
             self.flying[depth].append(task)
 
-    @rule(
-        data=st.data(), depth=depths, end=st.sampled_from(["complete", "complete", "fail", "retry"])
-    )
+    @rule(data=st.data(), depth=depths, end=ends)
     def finish(self, data, depth, end):
         depth, one = self.at(depth)
         if not self.flying[depth]:
@@ -195,8 +198,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def in_flight_is_what_was_started(self):
         for one, tasks in zip(self.core.tiers, self.flying, strict=True):
-            entries = one.cache.entries
-            flying = {expert for expert, entry in entries.items() if entry.in_flight}
+            flying = {expert for expert, entry in one.cache.entries.items() if entry.in_flight}
             assert flying == {task.expert for task in tasks}
 
     @invariant()
@@ -214,10 +216,9 @@ class Machine(RuleBasedStateMachine):
         """Routers that requested the expert and, until the whole layer is routed, correct forecasts
         that pinned it."""
         early = () if layer in self.core._displaced else self.early.get(layer, ())
-        asked = e in self.pending.get(layer, ()) or e in early
         held = e in self.core._pinned_early.get(layer, ())
         assert layer in self.early or not held
-        return asked + held
+        return (e in self.pending.get(layer, ()) or e in early) + held
 
     @invariant()
     def bytes_add_up(self):
@@ -229,12 +230,10 @@ class Machine(RuleBasedStateMachine):
     def teardown(self):
         """Every requested expert can still be computed to the end, layer by layer."""
         for one, flying, lost in zip(self.core.tiers, self.flying, self.lost, strict=True):
-            for task in flying:
-                one.complete(task)
-            for task in lost:
-                one.restore(task)
-            flying.clear()
-            lost.clear()
+            while flying:
+                one.complete(flying.pop(0))
+            while lost:
+                one.restore(lost.pop(0))
         for layer, order in self.pending.items():
             while order:
                 drain(self.core)
@@ -295,9 +294,8 @@ MACHINES = {
 
 @pytest.mark.parametrize(("base", "fields", "examples"), MACHINES.values(), ids=MACHINES)
 def test_device_cache__invariants_hold_in_any_order(base, fields, examples):
-    machine = type("Machine", (base,), fields)
     how = settings(max_examples=examples, stateful_step_count=50, deadline=None)
-    run_state_machine_as_test(machine, settings=how)
+    run_state_machine_as_test(type("Machine", (base,), fields), settings=how)
 
 
 def test_device_cache__prefetches_do_not_take_each_others_slots():
@@ -325,9 +323,7 @@ def test_device_cache__each_expert_of_many_forecasts_is_copied_once():
 
 def test_counters__fetch_rate_is_of_predicted_accesses_that_were_not_resident():
     core = make_cache(slots=(4,), per_layer=False)
-    core.request_routed(1, once([0]))
-    drain(core)
-    core.release((1, 0))
+    compute(core, 1, core.request_routed(1, once([0])))
     for _ in range(2):  # the second names what the first has fetched
         core.prefetch(1, [0, 1], [0.0, 1.0])
         drain(core)
@@ -337,11 +333,10 @@ def test_counters__fetch_rate_is_of_predicted_accesses_that_were_not_resident():
     core.request_routed(1, once([0, 1, 2, 4]))
     counters = core.counters[1]
     assert (counters.requests, counters.hits, counters.predicted) == (5, 2, 4)
-    assert counters.needed_predicted == 3
-    assert counters.needed_predicted_in_time == 2
-    assert counters.needed_predicted_resident == 1
-    assert counters.fetch_rate == 1 / 2  # of 1 and 2
-    assert (counters.promoe_fetch_rate, counters.resident_rate) == (2 / 3, 1 / 3)
+    assert (counters.needed_predicted, counters.needed_predicted_in_time) == (3, 2)
+    assert (counters.needed_predicted_resident, counters.resident_rate) == (1, 1 / 3)
+    # The first of 1 and 2.
+    assert (counters.fetch_rate, counters.promoe_fetch_rate) == (1 / 2, 2 / 3)
     assert (counters.recall, counters.promoe_good_pred) == (3 / 5, 2 / 5)
 
 
@@ -365,10 +360,9 @@ def test_device_cache__joins_a_prefetch_in_flight():
     core.top.complete(task)
     drain(core)
     counters = core.counters[1]
-    assert counters.bytes_moved == sum(CHUNKS)
     assert (counters.joins, counters.misses, counters.hits) == (1, 0, 0)
     assert counters.bytes_prefetched == counters.bytes_used == CHUNKS[0]
-    assert counters.bytes_late == sum(CHUNKS)
+    assert counters.bytes_moved == counters.bytes_late == sum(CHUNKS)
 
 
 def test_device_cache__computes_cached_then_in_flight_then_missing():
@@ -381,11 +375,9 @@ def test_device_cache__computes_cached_then_in_flight_then_missing():
 
 
 def test_device_cache__without_preemption_routing_cancels_nothing():
-    for switches, left in (
-        ({"early_preemption": False}, [(1, 0), (1, 1)]),
-        ({"early_preemption": False, "cancel": True}, [(1, 1)]),
-        ({}, []),
-    ):
+    late = {"early_preemption": False}
+    cases = ((late, [(1, 0), (1, 1)]), ({**late, "cancel": True}, [(1, 1)]), ({}, []))
+    for switches, left in cases:
         core = make_cache(**switches)
         core.begin_step(np.array([0]))
         core.prefetch(1, [0, 1], [0.9, 0.1])
@@ -439,10 +431,7 @@ def test_device_cache__whole_requests_copy_what_the_lower_tier_holds():
         task = lower.next_task()
         assert task.end_chunk - task.first_chunk == 1
         lower.complete(task)
-    task = upper.next_task()
-    assert (task.first_chunk, task.end_chunk) == (0, 2)
-    upper.complete(task)
-    assert [(task.first_chunk, task.end_chunk) for task in drain(core)] == [(2, 3)]
+    assert [(task.first_chunk, task.end_chunk) for task in drain(core)] == [(0, 2), (2, 3)]
 
 
 def test_device_cache__without_preemption_requests_one_by_one():
@@ -485,12 +474,8 @@ def test_request_early__pins_predicted_experts_until_routing():
     assert sorted(order) == [0, 2, 3, 4]
     moved = sum_counters(core.counters).bytes_moved
     assert core.top.cache.entries.get((1, 1)) is None  # forecast in vain: it leaves at once
-    while order:
-        drain(core)
-        ready = next(e for e in order if core.is_ready((1, e)))
-        order.remove(ready)
-        core.release((1, ready))
+    compute(core, 1, order)
     core.end_step()
-    moved = sum_counters(core.counters).bytes_moved - moved
-    assert moved == 2 * sum(CHUNKS)  # expert 0 was not read again
+    # Expert 0 was not read again.
+    assert sum_counters(core.counters).bytes_moved - moved == 2 * sum(CHUNKS)
     assert not any(entry.pins for entry in core.top.cache.entries.values())

@@ -1,7 +1,5 @@
 """Each paper's formula and rules on cases worked out by hand."""
 
-from collections.abc import Callable, Iterable, Mapping
-
 import numpy as np
 import pytest
 
@@ -11,25 +9,21 @@ from runtime.policy.eviction.registry import make_eviction_policy
 from tests.builders.arena import policy_of
 
 
-def fill(policy: EvictionPolicy, residents: Iterable[Expert], *, layers: int = 2) -> None:
+def fill(policy: EvictionPolicy, residents: list[Expert], *, layers: int = 2) -> None:
     """Shares the slots among all layers, and admits the residents in this order."""
-    residents = list(residents)
     policy.divide([(len(residents), range(layers))])
     for expert in residents:
         policy.on_admit(expert)
 
 
-def victim_of(
-    policy: EvictionPolicy, is_evictable: Callable[[Expert], bool] = lambda _: True
-) -> Expert | None:
+def victim_of(policy: EvictionPolicy, is_evictable=lambda _: True) -> Expert | None:
     return policy.choose_victim(0, is_evictable)
 
 
-def leaving(policy: EvictionPolicy, *, stay: Iterable[Expert] = ()) -> list[Expert]:
+def leaving(policy: EvictionPolicy, *, stay=()) -> list[Expert]:
     """The order in which residents are dropped, but those that stay."""
-    kept = set(stay)
     evicted = []
-    while (victim := victim_of(policy, lambda expert: expert not in kept)) is not None:
+    while (victim := victim_of(policy, lambda expert: expert not in stay)) is not None:
         policy.on_remove(victim)
         evicted.append(victim)
     return evicted
@@ -39,13 +33,13 @@ ONE = np.array([0])
 """A step with one token, of request 0."""
 
 
-def route(policy: EvictionPolicy, layer: int, tokens: Mapping[int, int]) -> None:
+def route(policy: EvictionPolicy, layer: int, tokens: dict[int, int]) -> None:
     """One request's routing of a layer."""
     policy.on_tokens_routed(layer, np.repeat(list(tokens), list(tokens.values()))[:, None])
     policy.on_routed(layer, tokens)
 
 
-def step(policy: EvictionPolicy, *layers: Mapping[int, int], request: int = 0) -> None:
+def step(policy: EvictionPolicy, *layers: dict[int, int], request: int = 0) -> None:
     policy.begin_step(np.full(sum(layers[0].values()) if layers else 1, request))
     for layer, tokens in enumerate(layers):
         route(policy, layer, tokens)
@@ -72,11 +66,8 @@ def test_score_order__finds_the_one_evictable_expert():
 
 
 def test_static__keeps_the_given_set_and_streams_the_rest():
-    counts = [[5, 0, 9, 0], [0, 7, 0, 0]]
-    policy = policy_of("static", counts=counts, buffers=2)
-    policy.divide([(5, range(2))])
-    for expert in [(0, 2), (1, 3), (0, 0), (1, 0), (1, 1)]:
-        policy.on_admit(expert)
+    policy = policy_of("static", counts=[[5, 0, 9, 0], [0, 7, 0, 0]], buffers=2)
+    fill(policy, [(0, 2), (1, 3), (0, 0), (1, 0), (1, 1)])
     policy.on_use((1, 3))
     # Three of the five slots are fixed: (0, 2), (1, 1), (0, 0); all others are LRU.
     assert victim_of(policy) == (1, 0)
@@ -86,9 +77,7 @@ def test_static__keeps_the_given_set_and_streams_the_rest():
 
 def test_static__learns_its_set_when_it_is_given_none():
     policy = policy_of("static", warmup_steps=3, buffers=1)
-    policy.divide([(2, range(2))])
-    policy.on_admit((0, 3))
-    policy.on_admit((1, 1))
+    fill(policy, [(0, 3), (1, 1)])
     for _ in range(2):
         step(policy, {3: 1}, {1: 1})
         assert victim_of(policy) == (0, 3), "LRU while it learns"
@@ -125,8 +114,7 @@ def test_moe_infinity__requests_of_one_step_are_told_apart(name):
     policy = policy_of(name, layers=1)
     fill(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
     policy.begin_step(np.array([3, 3, 3, 5]))
-    policy.on_tokens_routed(0, np.array([[0], [0], [1], [2]]))
-    policy.on_routed(0, {0: 2, 1: 1, 2: 1})
+    route(policy, 0, {0: 2, 1: 1, 2: 1})
     policy.end_step()
     policy.begin_step(np.array([3, 5]))
     # Ratios (2/3, 1/3, 0) and (0, 0, 1); counts (2, 1, 0) and (0, 0, 1).
@@ -215,16 +203,10 @@ def test_belady__knows_the_uses_of_the_next_steps_only():
     future = [[[0]], [[1]], [[2]], [[3]], [[0]]]
     policy = policy_of("belady", layers=1, future=future, known_steps=2)
     fill(policy, [(0, 0), (0, 1), (0, 2), (0, 3)], layers=1)
-    policy.begin_step(ONE)
-    policy.on_routed(0, {0: 1})
-    policy.end_step()
+    step(policy, {0: 1})
     # After step 0, only the use of 1 is known; of the others, 0 was used and the oldest goes first.
-    evicted = []
-    for _ in range(3):
-        victim = victim_of(policy)
-        policy.on_remove(victim)
-        evicted.append(victim[1])
-    assert evicted == [2, 3, 0]
+    assert leaving(policy) == [(0, 2), (0, 3), (0, 0), (0, 1)]
+    policy.on_admit((0, 1))
     policy.begin_step(ONE)
     assert policy.next_idle_candidate() == (0, 2), "known from now on; 3 and 0 are not"
     policy.on_admit((0, 2))
@@ -255,13 +237,12 @@ def test_first_layers__keep_all_but_a_layer_and_the_next_ones_hot_experts():
     policy = make_eviction_policy("first-layers", num_layers=2, num_experts=8, top_k=2)
     policy.divide([(12, range(2))])
     # 8 + 2 buffers leave two slots for good: those of the first layer's first experts.
-    stay = [(layer, e) for layer in range(2) for e in range(8) if policy.is_permanent((layer, e))]
-    assert stay == [(0, 0), (0, 1)]
+    experts = [(layer, e) for layer in range(2) for e in range(8)]
+    assert [*filter(policy.is_permanent, experts)] == [(0, 0), (0, 1)]
     # A step of one token needs 2 + 2 buffers, one of more than 3 all again.
     for num_tokens, num_permanent in ((1, 8), (2, 6), (40, 2)):
         policy.begin_step(np.zeros(num_tokens, dtype=np.int64))
-        kept = [policy.is_permanent((layer, e)) for layer in range(2) for e in range(8)]
-        assert kept == [True] * num_permanent + [False] * (16 - num_permanent)
+        assert [*filter(policy.is_permanent, experts)] == experts[:num_permanent]
     few = make_eviction_policy("first-layers", num_layers=2, num_experts=8, top_k=4)
     few.divide([(12, range(2))])
     assert not few.is_permanent((0, 0))

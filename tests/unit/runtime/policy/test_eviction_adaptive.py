@@ -42,8 +42,7 @@ def test_regret__misses_hardly_more_than_the_best_arm():
     def misses(policy, routing):
         return sum(map(len, serve(policy, routing, slots=8, per_layer=True)))
 
-    changing = stable(800) + drifting(800)
-    for routing in (drifting(800), stable(800), changing):
+    for routing in (drifting(800), stable(800), stable(800) + drifting(800)):
         arms = [misses(FadingEviction(decay), routing) for decay in DECAYS]
         found = misses(policy_of("regret", layers=1, experts=32), routing)
         assert found <= min(arms) + 0.1 * (max(arms) - min(arms))
@@ -56,8 +55,7 @@ def test_regret__follows_an_arm_only_if_it_surely_hits_more():
             serve(policy, routing, slots=8, per_layer=True)
         return policy.arm
 
-    alike = random_routing(3, steps=300, layers=1, experts=32, top_k=4)
-    assert arm_after(alike) == "blend"
+    assert arm_after(random_routing(3, steps=300, layers=1, experts=32, top_k=4)) == "blend"
     assert arm_after(stable(400)) == "lfu"
     assert arm_after(stable(400), drifting(1600)) in ("lru", "lfru")
 
@@ -82,28 +80,23 @@ def test_discount__is_the_time_until_the_layer_comes():
     assert never_L[2] > never_L[3] > never_L[0] > never_L[1] > 0
 
 
-def fast_shares(shares: UseShares) -> list[float]:
-    share_E = np.empty(4)
-    shares.write_decayed(0, 0.5, share_E)
-    return share_E.tolist()
+LONG = [{step % 2: 1} for step in range(1_000)]
+"""A run in which numbers might overflow."""
+DECAYED = [
+    # (2/8)/4 + 1, 1/4, (4/8)/4, 1/2 of 1.75.
+    ([{0: 2, 1: 8, 2: 4}, {3: 1}, {0: 1}], np.array([1.0625, 0.25, 0.125, 0.5]) / 1.75),
+    (LONG, np.array([1 / 3, 2 / 3, 0.0, 0.0])),
+]
 
 
-def test_use_shares__weight_experts_by_their_tokens():
-    shares = UseShares(num_layers=1, num_experts=4)
-    for tokens in ({0: 2, 1: 8, 2: 4}, {3: 1}, {0: 1}):
+@pytest.mark.parametrize(("steps", "expected_E"), DECAYED, ids=["short", "long"])
+def test_use_shares__weight_experts_by_their_tokens(steps, expected_E):
+    shares, share_E = UseShares(num_layers=1, num_experts=4), np.empty(4)
+    for tokens in steps:
         shares.begin_step()
         shares.on_routed(0, tokens)
-    # (2/8)/4 + 1, 1/4, (4/8)/4, 1/2 of 1.75.
-    expected = np.array([1.0625, 0.25, 0.125, 0.5]) / 1.75
-    assert fast_shares(shares) == pytest.approx(expected.tolist())
-
-
-def test_use_shares__long_runs_do_not_overflow():
-    shares = UseShares(num_layers=1, num_experts=4)
-    for step in range(1_000):
-        shares.begin_step()
-        shares.on_routed(0, {step % 2: 1})
-    assert fast_shares(shares) == pytest.approx([1 / 3, 2 / 3, 0.0, 0.0])
+    shares.write_decayed(0, 0.5, share_E)
+    assert share_E == pytest.approx(expected_E)
 
 
 def test_use_shares__are_decayed_shares_of_steps():

@@ -8,8 +8,8 @@ from hypothesis import settings, stateful
 from hypothesis import strategies as st
 
 from runtime.policy.cache import ExpertCache
-from runtime.policy.eviction.registry import EVICTIONS, make_eviction_policy
-from tests.builders.arena import random_routing
+from runtime.policy.eviction.registry import EVICTIONS
+from tests.builders.arena import policy_of, random_routing
 
 LAYERS, EXPERTS, SLOTS, STEPS = 3, 6, 8, 60
 ALIKE = {"first_slots": (0, 0, 0), "divided": [range(3), range(3, 6), range(6, 8)]}
@@ -23,23 +23,15 @@ class Machine(stateful.RuleBasedStateMachine):
     name = "lru"
 
     @stateful.initialize(
-        seed=st.integers(0, 2**16),
-        per_layer=st.booleans(),
-        sizes=st.sampled_from([ALIKE, MIXED]),
+        seed=st.integers(0, 2**16), per_layer=st.booleans(), sizes=st.sampled_from([ALIKE, MIXED])
     )
     def build(self, seed, per_layer, sizes):
-        self.per_layer, self.first_slots = per_layer, sizes["first_slots"]
-        self.divided = sizes["divided"]
+        self.per_layer, (self.first_slots, self.divided) = per_layer, sizes.values()
         self.routing = random_routing(seed, steps=STEPS, layers=LAYERS, experts=EXPERTS, top_k=2)
-        options = {"future": self.routing} if self.name == "belady" else {}
-        if self.name == "static":
-            options = {"warmup_steps": 3}
-        policy = make_eviction_policy(
-            self.name, num_layers=LAYERS, num_experts=EXPERTS, options=options
-        )
+        more = {"belady": {"future": self.routing}, "static": {"warmup_steps": 3}}
         self.cache = ExpertCache(
-            num_slots=SLOTS, num_layers=LAYERS, per_layer=self.per_layer, policy=policy,
-            first_slots=self.first_slots,
+            num_slots=SLOTS, num_layers=LAYERS, per_layer=per_layer, first_slots=self.first_slots,
+            policy=policy_of(self.name, LAYERS, EXPERTS, **more.get(self.name, {})),
         )  # fmt: skip
         self.random = random.Random(seed)
         self.step = self.layer = -1
@@ -49,18 +41,11 @@ class Machine(stateful.RuleBasedStateMachine):
     def slots_for(self, layer: int) -> range:
         return self.divided[layer] if self.per_layer else range(self.first_slots[layer], SLOTS)
 
-    def free_for(self, layer: int) -> int:
-        used = {entry.slot for entry in self.cache.entries.values()}
-        return len({*self.slots_for(layer)} - used - self.lost)
-
     def try_to_admit(self, expert):
-        before = dict(self.cache.entries)
-        free = self.free_for(expert[0])
-        may_go = {
-            other
-            for other, entry in before.items()
-            if not (entry.pins or entry.in_flight) and entry.slot in self.slots_for(expert[0])
-        }
+        before, slots = dict(self.cache.entries), self.slots_for(expert[0])
+        free = {*slots} - {entry.slot for entry in before.values()} - self.lost
+        idle = {other for other, entry in before.items() if not (entry.pins or entry.in_flight)}
+        may_go = {other for other in idle if before[other].slot in slots}
         entry, dropped = self.cache.admit(expert)
         if free:
             assert entry is not None
@@ -112,10 +97,8 @@ class Machine(stateful.RuleBasedStateMachine):
         self.cache.policy.on_forecast(layer, chance_E, chance_E)
         if self.cache.entries.get((layer, e)) is not None:
             self.cache.policy.on_predict((layer, e))
-        else:
-            entry = self.try_to_admit((layer, e))
-            if entry is not None:
-                entry.in_flight = self.random.random() < 0.5
+        elif (entry := self.try_to_admit((layer, e))) is not None:
+            entry.in_flight = self.random.random() < 0.5
 
     @stateful.rule()
     def start_a_transfer(self):
@@ -135,8 +118,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.rule()
     def drop(self):
-        expert = self.any_of(lambda entry: not (entry.pins or entry.in_flight))
-        if expert is not None:
+        if (expert := self.any_of(lambda one: not (one.pins or one.in_flight))) is not None:
             self.cache.remove(expert)
 
     @stateful.precondition(lambda self: len(self.lost) < 2)
@@ -169,16 +151,13 @@ class Machine(stateful.RuleBasedStateMachine):
 
 @pytest.mark.parametrize("name", sorted(EVICTIONS))
 def test_cache__invariants_hold_with_every_policy(name):
-    machine = type("Machine", (Machine,), {"name": name})
     how = settings(max_examples=25, stateful_step_count=50, deadline=None, database=None)
-    stateful.run_state_machine_as_test(machine, settings=how)
+    stateful.run_state_machine_as_test(type("Machine", (Machine,), {"name": name}), settings=how)
 
 
 def test_cache__an_expert_takes_the_smallest_slot_that_is_large_enough():
-    policy = make_eviction_policy("lru", num_layers=2, num_experts=4)
-    cache = ExpertCache(
-        num_slots=5, num_layers=2, per_layer=False, policy=policy, first_slots=[3, 0]
-    )
+    slots = {"num_slots": 5, "per_layer": False, "first_slots": [3, 0]}
+    cache = ExpertCache(num_layers=2, policy=policy_of("lru"), **slots)
     assert cache.fitting([(layer, e) for layer in range(2) for e in range(4)]) == [
         (0, 0), (0, 1), (1, 0), (1, 1), (1, 2),
     ]  # fmt: skip

@@ -1,6 +1,5 @@
 """Each policy against a slow plain version of it, or against every possible run."""
 
-from collections.abc import Callable
 from itertools import combinations
 
 import pytest
@@ -10,13 +9,12 @@ from hypothesis import strategies as st
 from runtime.policy.eviction.base import Expert
 from tests.builders.arena import Routing, policy_of, random_routing, serve
 
-LAYERS, EXPERTS, TOP_K = 3, 8, 2
+SHAPE = {"layers": 3, "experts": 8}
 History = list[Expert]
 """Every access in order, admissions included."""
-Choose = Callable[[list[Expert], History], Expert]
 
 
-def misses_of(routing: Routing, *, slots: int, per_layer: bool, choose: Choose) -> list:
+def misses_of(routing: Routing, *, slots: int, per_layer: bool, choose) -> list:
     """Serves the routing from plain lists; `choose` gets the candidates in order of admission."""
     history: History = []
     resident: list[Expert] = []
@@ -29,10 +27,8 @@ def misses_of(routing: Routing, *, slots: int, per_layer: bool, choose: Choose) 
             history += [expert for expert in wanted if expert in resident]
             for expert in absent:
                 share = [e for e in resident if not per_layer or e[0] == layer]
-                room = slots // LAYERS if per_layer else slots
-                if len(share) == room:
-                    candidates = [e for e in share if e not in wanted]
-                    resident.remove(choose(candidates, history))
+                if len(share) == (slots // len(layers) if per_layer else slots):
+                    resident.remove(choose([e for e in share if e not in wanted], history))
                 resident.append(expert)
                 history.append(expert)
             missing += absent
@@ -67,17 +63,15 @@ def lonely(candidates: list[Expert], history: History) -> Expert:
     return min(candidates, key=touched)
 
 
-REFERENCES: dict[str, Choose] = {"lru": oldest, "lfu": rarest, "neighbour": lonely}
+REFERENCES = {"lru": oldest, "lfu": rarest, "neighbour": lonely}
 
 
 @pytest.mark.parametrize("per_layer", [True, False])
 @pytest.mark.parametrize("name", REFERENCES)
 def test_policy__misses_what_its_plain_version_misses(name, per_layer):
     for seed in range(3):
-        routing = random_routing(
-            seed, steps=60, layers=LAYERS, experts=EXPERTS, top_k=TOP_K, turn=15
-        )
-        policy = policy_of(name, layers=LAYERS, experts=EXPERTS)
+        routing = random_routing(seed, steps=60, **SHAPE, top_k=2, turn=15)
+        policy = policy_of(name, **SHAPE)
         expected = misses_of(routing, slots=12, per_layer=per_layer, choose=REFERENCES[name])
         assert sum(map(len, expected)) > 50
         assert serve(policy, routing, slots=12, per_layer=per_layer) == expected
@@ -93,8 +87,7 @@ def fewest_misses(routing: Routing, *, slots: int) -> int:
             for resident, cost in costs.items():
                 new = cost + len(wanted - resident)
                 others = sorted(resident - wanted)
-                room = min(len(others), slots - len(wanted))
-                for kept in combinations(others, room):
+                for kept in combinations(others, min(len(others), slots - len(wanted))):
                     state = wanted | frozenset(kept)
                     after[state] = min(after.get(state, new), new)
             costs = after
@@ -112,8 +105,7 @@ def routings(draw, layers: int, experts: int) -> Routing:
 @given(shape=st.sampled_from([(1, 6), (2, 4)]), slots=st.integers(2, 5), data=st.data())
 def test_belady__no_run_misses_less(shape, slots, data):
     """Not even where layers share the arena."""
-    layers, experts = shape
-    routing = data.draw(routings(layers=layers, experts=experts))
-    policy = policy_of("belady", layers=layers, experts=experts, future=routing)
+    routing = data.draw(routings(*shape))
+    policy = policy_of("belady", *shape, future=routing)
     missed = serve(policy, routing, slots=slots, per_layer=False)
     assert sum(map(len, missed)) == fewest_misses(routing, slots=slots)

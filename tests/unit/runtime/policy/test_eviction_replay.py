@@ -1,15 +1,12 @@
 """What a replay tells the eviction policy, and what it keeps from all but Belady."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import pytest
 
 from runtime.config import SystemConfig
 from runtime.policy.eviction.past_use import LruEviction
-from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.sim.replay import replay
-from tests.builders.arena import random_routing, serve
+from tests.builders.arena import policy_of, random_routing, serve
 from tests.builders.entries import tiny_spec
 from tests.builders.simulated import Knows, routed_step, toy_machine
 
@@ -27,7 +24,7 @@ class Spy(LruEviction):
     def on_tokens_routed(self, layer: int, experts_TK) -> None:
         self.events.append(("tokens", layer, experts_TK.tolist()))
 
-    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+    def on_routed(self, layer, tokens_per_expert) -> None:
         self.events.append((layer, dict(tokens_per_expert)))
 
     def on_forecast(self, layer, probability_E, order_E) -> None:
@@ -53,39 +50,29 @@ def test_replay__the_policy_sees_each_event_once_and_in_order(monkeypatch):
         routed_step([[[0, 3]], [[6, 5]]], 8),
     ]
     run(steps, Knows(SPEC, 3, chance=0.5))
-    chance = [0.0] * 3 + [0.5] + [0.0] * 4
-    both = [0.0] * 3 + [0.75] + [0.0] * 4
+    chance, both = ([0.0] * 3 + [share] + [0.0] * 4 for share in (0.5, 0.75))
     decode = [
         *[("tokens", 0, [[0, 3]]), (0, {0: 1, 3: 1}), ("forecast", 1, chance)],
         *[("tokens", 1, [[6, 5]]), (1, {5: 1, 6: 1}), "end"],
     ]
     assert spy.events == [
-        ("begin", [7, 7]),
-        ("tokens", 0, [[0, 1], [1, 2]]),
-        (0, {0: 1, 1: 2, 2: 1}),
-        ("forecast", 1, both),
-        ("tokens", 1, [[4, 5], [4, 5]]),
-        (1, {4: 2, 5: 2}),
-        "end",
-        ("begin", [7]),
-        *decode,
-        ("begin", [8]),
-        *decode,
+        *[("begin", [7, 7]), ("tokens", 0, [[0, 1], [1, 2]]), (0, {0: 1, 1: 2, 2: 1})],
+        *[("forecast", 1, both), ("tokens", 1, [[4, 5], [4, 5]]), (1, {4: 2, 5: 2}), "end"],
+        *[("begin", [7]), *decode, ("begin", [8]), *decode],
     ]
+
+
+ROUTING = random_routing(3, steps=80, layers=2, experts=8, top_k=2)
+STEPS = [routed_step([[layer] for layer in layers]) for layers in ROUTING]
 
 
 @pytest.mark.parametrize("per_layer", [True, False])
 def test_replay__misses_what_the_cache_alone_misses(per_layer):
-    routing = random_routing(3, steps=80, layers=2, experts=8, top_k=2)
-    steps = [routed_step([[layer] for layer in layers]) for layers in routing]
-    policy = make_eviction_policy("lru", num_layers=2, num_experts=8)
-    expected = sum(map(len, serve(policy, routing, slots=8, per_layer=per_layer)))
-    assert run(steps, eviction="lru", per_layer=per_layer).total.misses == expected
+    missed = serve(policy_of("lru", experts=8), ROUTING, slots=8, per_layer=per_layer)
+    assert run(STEPS, eviction="lru", per_layer=per_layer).total.misses == sum(map(len, missed))
 
 
 def test_replay__belady_knows_the_future_of_an_iterator():
-    routing = random_routing(4, steps=80, layers=2, experts=8, top_k=2)
-    steps = [routed_step([[layer] for layer in layers]) for layers in routing]
-    best = run(iter(steps), eviction="belady").total
-    assert best.requests == run(steps).total.requests == 320
-    assert best.misses < 0.9 * run(steps).total.misses
+    best, usual = run(iter(STEPS), eviction="belady").total, run(STEPS).total
+    assert best.requests == usual.requests == 320
+    assert best.misses < 0.9 * usual.misses

@@ -18,7 +18,7 @@ def reuse(num_slots: int = 4) -> tuple[ReuseEviction, ExpertCache]:
     return policy, cache
 
 
-def valued(num_slots: int = 4) -> tuple[ReuseEviction, ExpertCache]:
+def valued(*residents, num_slots: int = 4) -> tuple[ReuseEviction, ExpertCache]:
     """After a step in which every layer was given its `VALUES` and chose its expert 0."""
     policy, cache = reuse(num_slots)
     policy.begin_step(ONE)
@@ -26,6 +26,8 @@ def valued(num_slots: int = 4) -> tuple[ReuseEviction, ExpertCache]:
         policy.on_reuse_scores(layer, [value_E])
         policy.on_routed(layer, once([0]))
     policy.end_step()
+    for expert in residents:
+        cache.admit(expert)
     return policy, cache
 
 
@@ -42,9 +44,7 @@ def forecast(cache: ExpertCache, layer: int, chance_E: list[float]) -> None:
 
 def next_victim(cache: ExpertCache) -> tuple[int, int]:
     """Who goes for one more expert of the last layer."""
-    _, dropped = cache.admit((LAYERS - 1, EXPERTS - 1))
-    assert dropped is not None
-    return dropped[0]
+    return cache.admit((LAYERS - 1, EXPERTS - 1))[1][0]
 
 
 VALUES = [[0.5, 0.2, 0.3, 0.1], [0.4, 0.1, 0.6, 0.3], [0.2, 0.7, 0.1, 0.0]]
@@ -55,9 +55,8 @@ where all steps so far used the expert."""
 
 def test_reuse__score_mixes_predictions_with_past_use() -> None:
     policy, cache = valued()
-    for layer in range(LAYERS):
-        for e in range(EXPERTS):
-            assert policy.score((layer, e)) == pytest.approx(WORTH[layer][e])
+    found = [[policy.score((layer, e)) for e in range(EXPERTS)] for layer in range(LAYERS)]
+    assert np.array(found) == pytest.approx(np.array(WORTH))
 
 
 def test_reuse__predictions_after_the_routing_count_as_those_before_it() -> None:
@@ -78,9 +77,7 @@ def test_reuse__predictions_after_the_routing_count_as_those_before_it() -> None
 
 
 def test_reuse__forecasts_count_until_their_layer_is_routed() -> None:
-    _, cache = valued()
-    for expert in [(0, 1), (1, 0), (2, 1), (1, 1)]:
-        cache.admit(expert)
+    _, cache = valued((0, 1), (1, 0), (2, 1), (1, 1))
     cache.policy.begin_step(ONE)
     # Worth .9 + .1 x .08 = .91 and 0 + .52 now: (0, 1), worth .16, is the least.
     forecast(cache, 1, [0.0, 0.9, 0.0, 0.0])
@@ -95,9 +92,7 @@ def test_reuse__forecasts_count_until_their_layer_is_routed() -> None:
 
 
 def test_reuse__a_prefill_keeps_experts_of_later_layers() -> None:
-    _, cache = valued()
-    for expert in [(0, 0), (0, 2), (2, 0), (2, 2)]:
-        cache.admit(expert)
+    _, cache = valued((0, 0), (0, 2), (2, 0), (2, 2))
     begin(cache, {0: 20, 1: 20})
     # 40 choices among 4 experts: all of layer 2 will be needed, worth more than the .6 of (0, 0).
     assert next_victim(cache) == (0, 2)
@@ -113,8 +108,7 @@ def test_reuse__a_prefill_expects_balanced_routing() -> None:
     worth = {e: chance + (1 - chance) * WORTH[1][e] for e in range(EXPERTS)}
     # (0, 0) is worth .6, less than the least of layer 1: .763 + .237 x .08.
     assert min(worth.values()) == pytest.approx(0.7817, abs=1e-4)
-    for e in range(EXPERTS):
-        assert policy.score((1, e)) == pytest.approx(worth[e])
+    assert {e: policy.score((1, e)) for e in range(EXPERTS)} == pytest.approx(worth)
     assert policy.may_evict_for((0, 0), (1, 1))
     assert not policy.may_evict_for((1, 1), (0, 0))
 
@@ -122,22 +116,19 @@ def test_reuse__a_prefill_expects_balanced_routing() -> None:
 def test_reuse__few_tokens_expect_no_balanced_routing() -> None:
     """Their later layers are worth what they are valued at: of a few requests' tokens, the values
     say more than balanced routing does."""
-    policy, cache = valued(2)
+    policy, cache = valued(num_slots=2)
     begin(cache, {0: 2, 1: 2})
     assert policy.may_evict_for((1, 1), (0, 0))
     assert not policy.may_evict_for((0, 0), (1, 1))
 
 
 def test_reuse__prefetches_evict_only_lower_scores() -> None:
-    _, cache = valued(1)
-    cache.admit((1, 0))
+    _, cache = valued((1, 0), num_slots=1)
     cache.policy.begin_step(ONE)
     forecast(cache, 2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .24 = .47
     forecast(cache, 1, [0.1, 0.0, 0.0, 0.0])  # .1 + .9 x .43 = .49
     assert cache.admit((2, 0), prefetch=True) == (None, None)
-    entry, dropped = cache.admit((2, 0))
-    assert entry is not None
-    assert dropped is not None
+    assert None not in cache.admit((2, 0))
 
 
 def test_reuse__idle_candidate_is_the_best_absent_expert() -> None:
@@ -191,9 +182,7 @@ def test_reuse__scores_do_not_depend_on_when_they_are_read() -> None:
                 getattr(policy, event)(*arguments)
             policies[0].scores()
             policies[0].compute_idle_scores()
-        read, unread = (policy.scores().tolist() for policy in policies)
-        assert read == unread
-        read, unread = (policy.compute_idle_scores().tolist() for policy in policies)
+        read, unread = ([p.scores().tolist(), p.compute_idle_scores().tolist()] for p in policies)
         assert read == unread
         for policy in policies:
             policy.end_step()
@@ -214,8 +203,7 @@ class ValuedEviction(ReuseEviction):
 def test_reuse__stops_trusting_a_predictor_that_hits_less(is_right: bool) -> None:
     """Two experts are used in turn, the others now and then. One forecaster says so, one the
     opposite: that one is left, and counting keeps the two."""
-    rng = np.random.default_rng(2)
-    value_E = np.full(12, 0.1)
+    rng, value_E = np.random.default_rng(2), np.full(12, 0.1)
     value_E[:2] = 0.9 if is_right else 0.0
     others = [rng.choice(np.arange(2, 12), 2, replace=False).tolist() for _ in range(200)]
     routing = [[sorted([step % 2, *chosen])] for step, chosen in enumerate(others)]

@@ -36,39 +36,32 @@ class Machine:
     """What transfers next to it take from the computation of a step with forecasts."""
     reuse: float = 0.0
     computing: float = 30.0
-    stall_seconds: float = 0.0
-    link_seconds: float = 0.0
-    inline_seconds: float = 0.0
-    reuse_seconds: float = 0.0
-    uses_forecasts: bool = True
-    predicts_reuse: bool = True
     counters: CacheCounters = field(default_factory=CacheCounters)
     settings: list[bool] = field(default_factory=list)
     """Whether forecasts were used, of each decode step."""
     changes: list[bool] = field(default_factory=list)
     """Settings of idle links."""
-    total: float = 0.0
+    stall_seconds = link_seconds = inline_seconds = reuse_seconds = total = 0.0
+    uses_forecasts = predicts_reuse = True
 
     def __post_init__(self) -> None:
         cache = SimpleNamespace(
-            counters=[self.counters],
-            system=SystemConfig(idle_prefetch=True),
+            counters=[self.counters], system=SystemConfig(idle_prefetch=True),
             set_idle_prefetch=self.changes.append,
-        )
+        )  # fmt: skip
         self.payoff = ForecastPayoff(self, cache, self)
 
     @property
     def links(self) -> list[SimpleNamespace]:
-        top = SimpleNamespace(is_top=True)
-        return [SimpleNamespace(tier=top, busy_seconds=self.link_seconds)]
+        return [SimpleNamespace(tier=SimpleNamespace(is_top=True), busy_seconds=self.link_seconds)]
 
     def step(self, *, is_decode: bool = True, times: float = 1.0) -> None:
         is_on = self.payoff.is_on
-        hidden = self.hidden if is_on else 0.0
+        hidden = self.hidden * is_on
         if is_decode:
             self.payoff.begin_step()
-        stall, forecast = times * (self.needed - hidden), self.forecast if is_on else 0.0
-        reuse = self.reuse if self.predicts_reuse else 0.0
+        stall, forecast = times * (self.needed - hidden), self.forecast * is_on
+        reuse = self.reuse * self.predicts_reuse
         self.counters.bytes_moved += int(times * self.needed * BYTES)
         self.counters.bytes_prefetched += int(hidden * BYTES)
         self.counters.bytes_used += int(hidden * BYTES)
@@ -76,8 +69,7 @@ class Machine:
         self.stall_seconds += stall / 1e3
         self.inline_seconds += forecast / 1e3
         self.reuse_seconds += reuse / 1e3
-        slowed = self.slowed if is_on else 0.0
-        seconds = stall + forecast + reuse + slowed + self.computing
+        seconds = stall + forecast + reuse + self.slowed * is_on + self.computing
         self.total += seconds
         if is_decode:
             self.settings.append(is_on)
@@ -101,11 +93,10 @@ def test_payoff__what_cannot_pay_ends_without_a_trial(caplog: pytest.LogCaptureF
     machine = Machine(hidden=10.0, forecast=11.0)
     assert all(machine.run(SKIPPED + ON_STEPS))
     assert not any(machine.run(FIRST_PAUSE))
-    (record,) = caplog.records
-    assert record.message == (
+    assert caplog.messages == [
         "prefetching turned off: forecasts take 11.00 ms a token, transfers of 10.00 ms are hidden "
         "by them, steps wait for others 10.00 ms"
-    )
+    ]
 
 
 @pytest.mark.parametrize(("slowed", "pays"), [(5.0, True), (7.0, False)])
@@ -136,8 +127,7 @@ def test_payoff__loses_little_whatever_pays(hidden: float, forecast: float, slow
     machine = Machine(hidden=hidden, forecast=forecast, slowed=slowed)
     machine.run(500)
     without = machine.computing + machine.needed
-    best = min(without, without - hidden + forecast + slowed)
-    assert machine.total <= 1.03 * 500 * best
+    assert machine.total <= 1.03 * 500 * min(without, without - hidden + forecast + slowed)
 
 
 def test_payoff__is_tried_again_when_other_prompts_need_more() -> None:
@@ -168,18 +158,12 @@ def test_payoff__is_tried_again_after_more_and_more_steps() -> None:
     assert machine.payoff.num_switches == 1
 
 
-REUSE = [
-    ({"needed": 20.0, "hidden": 10.0}, 4.0, True),
-    ({"needed": 20.0, "hidden": 10.0}, 6.0, False),
-    ({"needed": 10.0, "hidden": 9.5}, 0.2, True),
-    ({"needed": 10.0, "hidden": 9.5}, 0.3, False),
-]
+WAITING, HIDDEN = {"needed": 20.0, "hidden": 10.0}, {"needed": 10.0, "hidden": 9.5}
+REUSE = [(WAITING, 4.0, True), (WAITING, 6.0, False), (HIDDEN, 0.2, True), (HIDDEN, 0.3, False)]
 
 
 @pytest.mark.parametrize(("transfers", "reuse", "stays"), REUSE)
-def test_payoff__reuse_is_not_predicted_where_it_takes_longer_than_eviction_can_save(
-    transfers: dict[str, float], reuse: float, stays: bool
-) -> None:
+def test_payoff__reuse_predictions_take_no_longer_than_eviction_saves(transfers, reuse, stays):
     """Prefetching that hides the transfers leaves eviction little to save."""
     machine = Machine(**transfers, forecast=1.0, reuse=reuse)
     machine.run(SKIPPED + ON_STEPS)

@@ -3,38 +3,32 @@
 import numpy as np
 
 from predictors.base import Forecast
-from runtime.policy.device_cache import DeviceCache
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from tests.unit.runtime.policy.test_device_cache import drain, make_cache, once
 
 SCORES = np.array([[0.9, 0.1, 0.8, 0.2, 0.7, 0.3]], np.float32)
+BOTH = [Forecast(2, SCORES), Forecast(1, SCORES)]
 
 
-def fetched(core: DeviceCache) -> list[tuple[int, int]]:
-    """(layer, expert) in the order in which they are brought."""
+def fetched(core, forecasts, *, top_k: int = 2, layer_now: int = 0) -> list[tuple[int, int]]:
+    """(layer, expert) in the order in which the forecasts have them brought."""
+    ForecastScheduler(core, top_k=top_k).schedule(forecasts, layer_now=layer_now)
     return list(dict.fromkeys(task.expert for task in drain(core)))
 
 
 def test_forecast_scheduler__fetches_top_k_nearest_layer_first() -> None:
-    core = make_cache()
-    ForecastScheduler(core, top_k=2).schedule(
-        [Forecast(2, SCORES), Forecast(1, SCORES)], layer_now=0
-    )
-    assert fetched(core) == [(1, 0), (1, 2), (2, 0), (2, 2)]
+    assert fetched(make_cache(), BOTH) == [(1, 0), (1, 2), (2, 0), (2, 2)]
 
 
 def test_forecast_scheduler__fetches_the_wanted_experts_only() -> None:
     core = make_cache(priority="probability-over-distance")
-    ForecastScheduler(core, top_k=2).schedule([Forecast(1, SCORES, wanted=[5, 4, 0])], layer_now=0)
-    assert fetched(core) == [(1, 0), (1, 4), (1, 5)]
+    assert fetched(core, [Forecast(1, SCORES, wanted=[5, 4, 0])]) == [(1, 0), (1, 4), (1, 5)]
 
 
 def test_forecast_scheduler__follows_the_predictors_priority() -> None:
+    near, far = forecast_of(1, 0.1, 0, 0.4, 0, 0, 0), forecast_of(2, 0.3, 0, 0.2, 0, 0, 0)
     core = make_cache(priority="probability")
-    near = Forecast(1, SCORES, priority_E=np.array([0.1, 0, 0.4, 0, 0, 0], np.float32))
-    far = Forecast(2, SCORES, priority_E=np.array([0.3, 0, 0.2, 0, 0, 0], np.float32))
-    ForecastScheduler(core, top_k=2).schedule([near, far], layer_now=0)
-    assert fetched(core) == [(1, 2), (2, 0), (2, 2), (1, 0)]
+    assert fetched(core, [near, far]) == [(1, 2), (2, 0), (2, 2), (1, 0)]
 
 
 def test_forecast_scheduler__drops_forecasts_of_routed_layers() -> None:
@@ -42,10 +36,7 @@ def test_forecast_scheduler__drops_forecasts_of_routed_layers() -> None:
     core.begin_step(np.array([0]))
     core.cancel(1, core.request_routed(1, once([0])))
     # The predictor was given layer 0's event; its answer comes after layer 1 was routed.
-    ForecastScheduler(core, top_k=2).schedule(
-        [Forecast(1, SCORES), Forecast(2, SCORES)], layer_now=0
-    )
-    assert fetched(core) == [(2, 0), (2, 2)]
+    assert fetched(core, BOTH) == [(2, 0), (2, 2)]
 
 
 def forecast_of(layer: int, *priorities: float) -> Forecast:
@@ -60,9 +51,9 @@ def test_forecast_scheduler__all_experts_of_all_layers_in_order() -> None:
     core = make_cache(priority="layer-decay", candidates="all")
     core.begin_step(np.array([0]))
     core.cancel(0, core.request_routed(0, {}))
-    ForecastScheduler(core, top_k=1).schedule([NEAR, FAR], layer_now=1)
     order = [(1, 2), (2, 0), (1, 4), (1, 0), (2, 2), (2, 1)]
-    assert fetched(core) == order, ".27 .2 .13 .067 .067 .003; a priority of 0 is no forecast"
+    # .27 .2 .13 .067 .067 .003; a priority of 0 is no forecast.
+    assert fetched(core, [NEAR, FAR], top_k=1, layer_now=1) == order
     core.request_routed(1, once([]))
     assert core.counters[1].predicted == 1, "what a token would choose"
 
@@ -71,8 +62,6 @@ def test_forecast_scheduler__as_many_as_there_are_slots() -> None:
     core = make_cache(slots=(4,), priority="layer-decay", candidates="slots", per_layer=False)
     core.begin_step(np.array([0]))
     core.cancel(0, core.request_routed(0, {}))
-    scheduler = ForecastScheduler(core, top_k=1)
-    scheduler.schedule([NEAR, FAR], layer_now=1)
-    assert fetched(core) == [(1, 2), (2, 0), (1, 4), (1, 0)]
-    scheduler.schedule([NEAR, FAR], layer_now=1)
-    assert fetched(core) == [], "what is there counts among the slots"
+    assert fetched(core, [NEAR, FAR], top_k=1, layer_now=1) == [(1, 2), (2, 0), (1, 4), (1, 0)]
+    again = fetched(core, [NEAR, FAR], top_k=1, layer_now=1)
+    assert again == [], "what is there counts among the slots"

@@ -6,29 +6,21 @@ import pytest
 from runtime.config import SystemConfig
 from runtime.policy.build import adapt_to_link
 from runtime.policy.counters import sum_counters
-from runtime.policy.device_cache import DeviceCache
-from tests.unit.runtime.policy.test_device_cache import (
-    CHUNKS,
-    EXPERTS,
-    LAYERS,
-    drain,
-    make_cache,
-    once,
-)
+from tests.unit.runtime.policy.test_device_cache import CHUNKS, EXPERTS, LAYERS, drain, make_cache
 
 ONE = np.array([0])
 
 
-def core(num_slots: int, **options) -> DeviceCache:
+def core(num_slots: int, **options):
     return make_cache(slots=(num_slots,), eviction="reuse", per_layer=False, **options)
 
 
-def step(one: DeviceCache, values: dict[int, list[float]]) -> None:
+def step(one, values: dict[int, list[float]]) -> None:
     """A forward pass that chose expert 0 of every layer, given the scores of layers' experts."""
     one.begin_step(ONE)
     for layer in range(LAYERS):
         one.on_reuse_scores(layer, [values.get(layer, [0.0] * EXPERTS)])
-        one.request_routed(layer, once([0]))
+        one.request_routed(layer, {0: 1})
         while not one.is_ready((layer, 0)):
             task = one.top.next_task()
             assert task.high or one.top.idle_prefetch
@@ -50,24 +42,21 @@ def test_idle_prefetch__skips_rarely_used_and_lower_scored_experts() -> None:
     one = core(2, idle_prefetch=True)
     step(one, {layer: [0.9, 0.02, 0.02, 0.02, 0.02, 0.02] for layer in range(LAYERS)})
     before = sorted(one.top.cache)
-    tasks = drain(one)
-    assert tasks == []
-    assert sorted(one.top.cache) == before
+    assert (drain(one), sorted(one.top.cache)) == ([], before)
 
 
 def test_idle_prefetch__comes_after_forecasts_and_ends_with_routing() -> None:
     one = core(6, idle_prefetch=True)
     step(one, {1: [0, 0.9, 0, 0.8, 0, 0]})
     first = one.top.next_task()
-    assert first.expert == (1, 1)
     one.prefetch(2, [4], [0.5])
     one.top.complete(first)
     second = one.top.next_task()
-    assert second.expert == (2, 4)
+    assert (first.expert, second.expert) == ((1, 1), (2, 4))
     one.top.complete(second)
     one.begin_step(ONE)
     one.on_reuse_scores(1, [[0.0] * EXPERTS])
-    one.request_routed(1, once([5]))
+    one.request_routed(1, {5: 1})
     assert not one.top.queue.is_low((1, 1))
     one.cancel(1, [5])
 

@@ -6,32 +6,23 @@ import pytest
 from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache
 from tests.builders.entries import tiny_spec
+from tests.unit.runtime.policy.test_device_cache import drain
 
 SPEC = tiny_spec(num_layers=6, num_experts=2, top_k=1)
-WINDOW = SystemConfig(
-    eviction="first-layers", host_window=True, per_layer=False, chunked=False, drop_used=True
-)
+WINDOW = {"eviction": "first-layers", "host_window": True, "chunked": False, "drop_used": True}
 
 TWO = np.zeros(2, dtype=np.int64)
 """Two tokens of a request, which may need both experts of a layer."""
 
 
-def tiers_of(*num_slots, system=WINDOW):
-    return build_device_cache(system, SPEC, num_slots=[num_slots], chunk_bytes=[(1,)] * 6)
+def tiers_of(*num_slots, **system):
+    config = SystemConfig(per_layer=False, **system)
+    return build_device_cache(config, SPEC, num_slots=[num_slots], chunk_bytes=[(1,)] * 6)
 
 
 def run_tasks(core):
-    """Completes the tiers' transfers until there are none; returns the layers read from disk."""
-    read = []
-    while True:
-        for tier in core.tiers:
-            if (task := tier.next_task()) is not None:
-                tier.complete(task)
-                if tier is core.tiers[1]:
-                    read.append(task.expert)
-                break
-        else:
-            return read
+    """Completes the tiers' transfers until there are none; returns the experts read from disk."""
+    return [task.expert for task in drain(core, depth=1)]
 
 
 def layers_below(core):
@@ -47,7 +38,7 @@ def route(core, layer, *experts):
 
 
 def test_window__reads_the_next_layers_and_gives_up_the_last():
-    core = tiers_of(3, 6)  # a layer and one hot expert above, three layers below
+    core = tiers_of(3, 6, **WINDOW)  # a layer and one hot expert above, three layers below
     core.fill()
     assert layers_below(core) == [0, 1, 2]
     core.begin_step(TWO)
@@ -62,22 +53,20 @@ def test_window__reads_the_next_layers_and_gives_up_the_last():
     assert layers_below(core) == [0, 4, 5]
     assert route(core, 5, 0) == [(1, 0), (1, 1), (2, 0)]
     core.end_step()
-    assert run_tasks(core) == [(2, 1)]
-    assert layers_below(core) == [0, 1, 2]
+    assert (run_tasks(core), layers_below(core)) == ([(2, 1)], [0, 1, 2])
 
 
 def test_window__leaves_out_what_the_device_holds_for_good():
-    core = tiers_of(5, 4)  # two experts of layer 0 stay above
+    core = tiers_of(5, 4, **WINDOW)  # two experts of layer 0 stay above
     core.begin_step(TWO)
     assert run_tasks(core) == [(1, 0), (1, 1), (2, 0), (2, 1)]
     # Requested once, it passes through host memory and is dropped there first.
     assert route(core, 0, 0)[0] == (0, 0)
-    assert core.is_ready((0, 0))
-    assert (0, 0) not in core.tiers[1].cache.entries
+    assert (core.is_ready((0, 0)), (0, 0) in core.tiers[1].cache.entries) == (True, False)
 
 
 @pytest.mark.parametrize("host_window", [False, True])
 def test_host_memory__without_a_window_reads_nothing_ahead(host_window):
-    core = tiers_of(3, 6, system=SystemConfig(per_layer=False, host_window=host_window))
+    core = tiers_of(3, 6, host_window=host_window)
     core.begin_step(TWO)
     assert bool(run_tasks(core)) is host_window

@@ -1,18 +1,15 @@
 """The order of a queue's predicted experts, also while the layers advance."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from predictors.errors import MoecastError
-from runtime.policy.eviction.base import Expert
 from runtime.policy.queue import PREFETCH_ORDERS, TransferQueue, find_prefetch_order
 
 LAYERS = 4
 
-REFERENCE: dict[str, Callable[[float, int], tuple[float, ...]]] = {
+REFERENCE = {
     "push-order": lambda _, __: (),
     "nearest-layer": lambda probability, ahead: (ahead, -probability),
     "probability": lambda probability, _: (-probability,),
@@ -40,37 +37,34 @@ ACTIONS = st.one_of(
 @given(order=st.sampled_from(sorted(PREFETCH_ORDERS)), actions=st.lists(ACTIONS, max_size=40))
 def test_queue__equals_a_list_sorted_at_every_look(order: str, actions: list[tuple]) -> None:
     queue, layer_now = TransferQueue(find_prefetch_order(order), num_layers=LAYERS), -1
-    expected: dict[Expert, float | None] = {}
-    high: set[Expert] = set()
+    expected: dict[tuple[int, int], float | None] = {}
+    high: set[tuple[int, int]] = set()
 
-    def sort_key(expert: Expert) -> tuple[float, ...]:
-        probability = expected[expert]
-        if probability is None:
+    def sort_key(expert: tuple[int, int]) -> tuple[float, ...]:
+        if expected[expert] is None:
             return (1.0,)
         ahead = expert[0] - layer_now if expert[0] > layer_now else expert[0] - layer_now + LAYERS
-        return (0.0, *REFERENCE[order](probability, ahead))
+        return (0.0, *REFERENCE[order](expected[expert], ahead))
 
-    for name, *arguments in actions:
+    for name, subject, *probability in actions:
         match name:
             case "push":
-                expert, probability = arguments
-                queue.push_low(expert, probability)
-                if expert not in high:
-                    expected[expert] = probability
+                queue.push_low(subject, *probability)
+                if subject not in high:
+                    expected[subject] = probability[0]
             case "high":
-                queue.push_high(arguments[0])
-                expected.pop(arguments[0], None)
-                high.add(arguments[0])
+                queue.push_high(subject)
+                expected.pop(subject, None)
+                high.add(subject)
             case "remove":
-                queue.remove(arguments[0])
-                expected.pop(arguments[0], None)
-                high.discard(arguments[0])
+                queue.remove(subject)
+                expected.pop(subject, None)
+                high.discard(subject)
             case "clear layer":
-                queue.remove_low_of_layer(arguments[0])
-                expected = {e: p for e, p in expected.items() if e[0] != arguments[0]}
+                queue.remove_low_of_layer(subject)
+                expected = {e: p for e, p in expected.items() if e[0] != subject}
             case "advance":
-                layer_now = arguments[0]
+                layer_now = subject
                 queue.advance(layer_now)
-        in_order = sorted(expected, key=sort_key)
-        assert queue.low() == in_order
+        assert queue.low() == sorted(expected, key=sort_key)
         assert len(queue) == len(expected) + len(high)

@@ -12,7 +12,7 @@ from runtime.policy.build import build_device_cache
 from runtime.policy.counters import sum_counters
 from runtime.policy.placement import NO_DEVICE, ExpertPlacement, place_experts
 from tests.builders.traces import make_spec
-from tests.unit.runtime.policy.test_device_cache import drain
+from tests.unit.runtime.policy.test_device_cache import compute, drain
 
 SPEC = make_spec(num_layers=3, num_experts=8, top_k=2)
 ONE = np.array([0])
@@ -38,10 +38,9 @@ def test_placement__divides_every_layer_evenly(num_devices, counts):
         assert sum(held) == count
         assert max(held) - min(held) <= 1
         for device in range(num_devices):
-            mask_E = placement.mask(layer, device, most)
-            assert mask_E.tolist() == [owner == device for owner in owners]
+            mask = placement.mask(layer, device, most).tolist()
             owned = placement.num_owned(device, num_layers=len(counts), num_experts=most)
-            assert owned[layer] == held[device]
+            assert (mask, owned[layer]) == ([owner == device for owner in owners], held[device])
 
 
 @given(
@@ -52,10 +51,9 @@ def test_placement__divides_every_layer_evenly(num_devices, counts):
 )
 @settings(max_examples=60, deadline=None)
 def test_devices__keeps_experts_on_their_device(seed, num_devices, slots, eviction):
-    rng = random.Random(seed)
+    rng, placement, found = random.Random(seed), ExpertPlacement(num_devices), 0
     switches = {"eviction": eviction, "idle_prefetch": rng.random() < 0.5}
     core = make_caches(num_devices, slots=slots, **switches)
-    placement, found = ExpertPlacement(num_devices), 0
     for _ in range(6):
         core.begin_step(ONE)
         for layer in range(SPEC.num_layers):
@@ -69,12 +67,7 @@ def test_devices__keeps_experts_on_their_device(seed, num_devices, slots, evicti
             found += len(set(some).intersection(chosen))
             order = core.request_routed(layer, dict.fromkeys(chosen, 1))
             assert sorted(order) == chosen
-            while order:
-                drain(core)
-                ready = next(e for e in order if core.is_ready((layer, e)))
-                assert core.entry((layer, ready)).pins == 1
-                core.release((layer, ready))
-                order.remove(ready)
+            compute(core, layer, order)
             for tier in core.tiers:
                 for expert in tier.cache.entries:
                     assert placement.device(expert) == tier.device
@@ -103,8 +96,8 @@ def test_devices__makes_room_on_one_device_only():
     """One slot on each device: expert 0 waits for nothing that device 1 holds."""
     core = make_caches(2, slots=(1,), reordered=False)
     core.begin_step(ONE)
-    core.request_routed(0, dict.fromkeys([0, 1, 2, 3], 1))
     pending = [0, 1, 2, 3]
+    core.request_routed(0, dict.fromkeys(pending, 1))
     while pending:
         core.make_room(0, pending[0], pending)
         drain(core)
@@ -127,28 +120,19 @@ def test_devices__is_reset_in_every_tier():
             tier.restore(task)
             assert tier.cache.num_quarantined == 0
     core.begin_step(ONE)
-    order = core.request_routed(1, {0: 1, 1: 1})
-    for e in order:
-        drain(core)
-        core.release((1, e))
+    compute(core, 1, core.request_routed(1, {0: 1, 1: 1}))
 
 
 def test_devices__divides_a_static_set():
     counts = [[8 - e for e in range(8)]] * SPEC.num_layers
-    system = SystemConfig(eviction="static", eviction_options={"counts": counts}, per_layer=False)
-    core = build_device_cache(
-        system, SPEC, num_slots=[(7,), (7,)], chunk_bytes=CHUNKS, placement=ExpertPlacement(2)
-    )
+    core = make_caches(2, slots=(7,), eviction="static", eviction_options={"counts": counts})
     core.begin_step(ONE)
     for layer in range(SPEC.num_layers):
         for e in range(8):
-            core.request_routed(layer, {e: 1})
-            drain(core)
-            core.release((layer, e))
+            compute(core, layer, core.request_routed(layer, {e: 1}))
     for tier in core.tiers:
-        stay = [e for e in tier.cache.entries if tier.cache.policy.is_permanent(e)]
-        assert len(stay) == 5
-        assert all(ExpertPlacement(2).device(e) == tier.device for e in stay)
+        stay = filter(tier.cache.policy.is_permanent, tier.cache.entries)
+        assert [ExpertPlacement(2).device(e) for e in stay] == [tier.device] * 5
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
@@ -179,11 +163,9 @@ def test_devices__early_requests_go_to_their_device():
     core = make_caches(2)
     core.begin_step(ONE)
     assert sorted(core.request_early(0, [0, 1, 2])) == [0, 1, 2]
-    assert core.request_early(0, [1]) == []
-    assert sorted(core.requested_early(0)) == [0, 1, 2]
+    assert (core.request_early(0, [1]), sorted(core.requested_early(0))) == ([], [0, 1, 2])
     drain(core)
     assert sorted(core.request_routed(0, {0: 1, 1: 1})) == [0, 1]
     assert not core.requested_early(0)
-    core.release((0, 0))
-    core.release((0, 1))
+    compute(core, 0, [0, 1])
     assert not any(entry.pins for tier in core.tiers for entry in tier.cache.entries.values())

@@ -28,19 +28,14 @@ class Disk:
     def __init__(self):
         self.layouts = [SimpleNamespace(chunk_bytes=(100, 300), num_bytes=400, alignment=1)] * 2
         self.experts_per_layer = [6, 4]
-        self.read_experts = []
-        self.num_rings = 0
+        self.read_experts, self.num_rings = [], 0
         self.time = 0.0  # seconds of the last read
 
     def make_ring(self, arrivals, store, arena, num_threads, closes):
-        assert store is self
-        assert len(arena.slot(0)) == 400
-        assert num_threads == 1
-        assert not closes
+        assert (store, len(arena.slot(0)), num_threads, closes) == (self, 400, 1, False)
         self.num_rings += 1
-        return SimpleNamespace(
-            submit=partial(self.submit, arrivals), settle=lambda *_: True, close=self.close
-        )
+        submit = partial(self.submit, arrivals)
+        return SimpleNamespace(submit=submit, settle=lambda *_: True, close=self.close)
 
     def submit(self, arrivals, ticket, task):
         self.read_experts.append(task.expert)
@@ -68,9 +63,7 @@ def disk(monkeypatch):
 
 def test_measure_reads__fits_fixed_and_marginal_cost(disk):
     reads = measure_reads(disk)
-    assert reads.per_byte == pytest.approx(1e-5)
-    assert reads.fixed == pytest.approx(1e-3)
-    assert reads.speed_together == pytest.approx(0.5)
+    assert (reads.per_byte, reads.fixed, reads.speed_together) == pytest.approx((1e-5, 1e-3, 0.5))
 
 
 def test_reader__comes_to_every_expert(disk):
@@ -78,8 +71,7 @@ def test_reader__comes_to_every_expert(disk):
         for _ in range(12):
             reader.chunk()
     # The second layer has four experts.
-    expected = {(0, e) for e in range(6)} | {(1, e) for e in range(4)}
-    assert set(disk.read_experts) == expected
+    assert set(disk.read_experts) == ({(0, e) for e in range(6)} | {(1, e) for e in range(4)})
 
 
 def test_reader__says_what_cannot_be_read(tmp_path):
@@ -118,17 +110,13 @@ def test_parts_of__a_step_is_taken_apart():
     spans.step(1, 0.0, 19.5)
     # Another step, which is none of this one's.
     spans.computed_dense(0, 20.0, 29.0)
-    parts = split_step(spans, 0.0, 19.5)
-    assert parts.layer == pytest.approx(2.0)
-    assert parts.expert == pytest.approx(1.5)
-    assert parts.prediction == pytest.approx(0.25)
-    assert parts.rest == pytest.approx(7.0)
-    assert parts.total == pytest.approx(17.5)
+    expected = {"layer": 2.0, "expert": 1.5, "prediction": 0.25, "rest": 7.0, "total": 17.5}
+    assert vars(split_step(spans, 0.0, 19.5)) == pytest.approx(expected)
 
 
 def test_measure__adds_up_to_a_step_and_restores_the_model():
     model = load(budget="50%")
-    try:
+    with model.moecast:
         engine = model.moecast.engine
         found = measure(model)
         shape = model.moecast.spec
@@ -141,8 +129,6 @@ def test_measure__adds_up_to_a_step_and_restores_the_model():
         for speed in ("transfer_speed_together", "compute_speed_transferring"):
             assert 0 < getattr(found.overheads, speed) <= 1
         assert engine.swap_timeline(None) is None
-    finally:
-        model.moecast.close()
 
 
 def test_measure__one_token_takes_what_it_took(monkeypatch):
@@ -153,9 +139,8 @@ def test_measure__one_token_takes_what_it_took(monkeypatch):
     model = load(budget="50%")
     with model.moecast:
         found = measure(model)
-    assert found.expert_seconds(1) == pytest.approx(2.0)
-    assert found.expert_seconds(3) == pytest.approx(4.0)
-    assert found.layer_seconds(1) == pytest.approx(5.0)
+    seconds = found.expert_seconds(1), found.expert_seconds(3), found.layer_seconds(1)
+    assert seconds == pytest.approx((2.0, 4.0, 5.0))
 
 
 def test_measure__a_model_whose_window_is_full(tmp_path):

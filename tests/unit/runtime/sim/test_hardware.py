@@ -13,17 +13,7 @@ from predictors.registry import KINDS, REUSE_PREDICTORS
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.presets import load_hardware, load_shape
 from runtime.profiling.local import read_model_shape
-from runtime.sim.hardware import (
-    PredictorLatencies,
-    RooflineHardware,
-    TokenLatency,
-    count_tier_slots,
-    describe_hardware,
-    nearest_latencies,
-    prediction_seconds,
-    read_latencies,
-    split_chunks,
-)
+from runtime.sim import hardware
 from tests.builders.traces import make_spec
 
 FOLDER = Path(configs.__file__).parent
@@ -40,43 +30,38 @@ SHAPE = ShapeConfig(
 
 
 def test_describe_hardware__times_by_hand() -> None:
-    machine = describe_hardware(MACHINE, SHAPE)
+    machine = hardware.describe_hardware(MACHINE, SHAPE)
     assert machine.chunk_bytes == (100, 100, 100)
-    assert machine.transfer_seconds(100) == 1.0 + 100 / 10.0
-    assert machine.transfer_seconds(100, tier=1) == 3.0 + 100 / 2.0
-    assert machine.predictor_seconds == 0.5
+    seconds = [machine.transfer_seconds(100, tier=tier) for tier in (0, 1)]
+    assert (*seconds, machine.predictor_seconds) == (1.0 + 100 / 10.0, 3.0 + 100 / 2.0, 0.5)
     # 200 bytes at 100 a second; 100 weights x 2 operations x 1 token at 50 a second take longer.
-    assert machine.layer_seconds(1) == 4.0
-    assert machine.expert_seconds(1) == 2 * 150 / 50.0
+    assert (machine.layer_seconds(1), machine.expert_seconds(1)) == (4.0, 2 * 150 / 50.0)
     assert machine.expert_seconds(3) == 3 * 2 * 150 / 50.0
 
 
 def test_describe_hardware__packed_weights_only_read_faster() -> None:
     fast = replace(MACHINE, memory_bytes_per_second=1e9)
-    packed = replace(SHAPE, bytes_per_weight=0.5)
-    assert describe_hardware(fast, packed).expert_seconds(1) == 2 * 600 / 50.0
-    assert describe_hardware(fast, packed).transfer_seconds(300) == 1.0 + 30.0
+    machine = hardware.describe_hardware(fast, replace(SHAPE, bytes_per_weight=0.5))
+    assert (machine.expert_seconds(1), machine.transfer_seconds(300)) == (2 * 600 / 50.0, 31.0)
 
 
 def test_describe_hardware__launches_are_added() -> None:
-    slow = replace(MACHINE, kernel_us=1e6)
-    assert describe_hardware(slow, SHAPE).layer_seconds(1) == 4.0 + 20
-    assert describe_hardware(slow, SHAPE).expert_seconds(1) == 6.0 + 4
+    machine = hardware.describe_hardware(replace(MACHINE, kernel_us=1e6), SHAPE)
+    assert (machine.layer_seconds(1), machine.expert_seconds(1)) == (4.0 + 20, 6.0 + 4)
 
 
 def test_chunks__are_even_and_lose_nothing() -> None:
-    assert split_chunks(300) == (100, 100, 100)
-    assert split_chunks(134217728) == (44739242, 44739243, 44739243)
+    assert hardware.split_chunks(300) == (100, 100, 100)
+    assert hardware.split_chunks(134217728) == (44739242, 44739243, 44739243)
 
 
 def test_count_tier_slots__host_memory_counts_where_it_is_too_small() -> None:
     # 40 experts of 300 bytes: 3,000 bytes hold a quarter; of 80 that are replayed, 20.
-    small = describe_hardware(replace(MACHINE, host_bytes=3_000.0), SHAPE)
-    assert count_tier_slots(small, 8, 80) == [8, 20]
-    assert count_tier_slots(small, 30, 80) == [30, 30]
-    large = describe_hardware(replace(MACHINE, host_bytes=12_000.0), SHAPE)
-    assert count_tier_slots(large, 8, 80) == [8]
-    assert count_tier_slots(describe_hardware(MACHINE, SHAPE), 8, 80) == [8]
+    small = hardware.describe_hardware(replace(MACHINE, host_bytes=3_000.0), SHAPE)
+    assert hardware.count_tier_slots(small, 8, 80) == [8, 20]
+    assert hardware.count_tier_slots(small, 30, 80) == [30, 30]
+    for large in (replace(MACHINE, host_bytes=12_000.0), MACHINE):
+        assert hardware.count_tier_slots(hardware.describe_hardware(large, SHAPE), 8, 80) == [8]
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -96,11 +81,11 @@ def test_profile__is_complete_and_names_its_source(name: str) -> None:
 @pytest.mark.parametrize("name", [one for one in SHAPES if one != "trace"])
 def test_shape__is_complete(name: str) -> None:
     one = load_shape(name)
-    assert one.name == name
-    assert "config.json" in one.source
+    assert (one.name, "config.json" in one.source) == (name, True)
     assert 0 < one.top_k < one.num_experts
     assert min(one.num_layers, one.hidden_size, one.expert_bytes, one.layer_bytes) > 0
-    assert isinstance(describe_hardware(load_hardware("rtx4090-pcie4"), one), RooflineHardware)
+    machine = hardware.describe_hardware(load_hardware("rtx4090-pcie4"), one)
+    assert isinstance(machine, hardware.RooflineHardware)
 
 
 def billions(one: ShapeConfig) -> float:
@@ -111,16 +96,10 @@ def billions(one: ShapeConfig) -> float:
 
 PUBLISHED = [
     # Table 1 of ProMoE and of fMoE; vocabulary x hidden size, twice where the head is untied.
-    ("deepseek-moe", 16.4, 0.42),
-    ("deepseek-v2-lite", 15.7, 0.42),
-    ("qwen1.5-moe", 14.3, 0.62),
-    ("qwen2-moe", 57.4, 1.09),
-    ("qwen2-moe-int4", 57.4, 1.09),
-    ("mixtral-8x7b", 46.7, 0.26),
-    ("mixtral-8x7b-int4", 46.7, 0.26),
-    ("mixtral-8x22b", 141.0, 0.39),
-    ("phi-3.5-moe", 42.0, 0.26),
-]
+    ("deepseek-moe", 16.4, 0.42), ("deepseek-v2-lite", 15.7, 0.42), ("qwen1.5-moe", 14.3, 0.62),
+    ("qwen2-moe", 57.4, 1.09), ("qwen2-moe-int4", 57.4, 1.09), ("mixtral-8x7b", 46.7, 0.26),
+    ("mixtral-8x7b-int4", 46.7, 0.26), ("mixtral-8x22b", 141.0, 0.39), ("phi-3.5-moe", 42.0, 0.26),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "published", "embeddings"), PUBLISHED)
@@ -131,8 +110,7 @@ def test_shape__adds_up_to_the_published_parameters(name, published, embeddings)
 def test_shape__slots_of_moe_infinity() -> None:
     # Sequence level 8.4: 8 GB hold 60 experts of nllb-moe, of 1,536.
     one = load_shape("nllb-moe")
-    assert round(8e9 / one.expert_bytes) == 60
-    assert one.num_layers * one.num_experts == 1536
+    assert (round(8e9 / one.expert_bytes), one.num_layers * one.num_experts) == (60, 1536)
 
 
 def test_own_shape__is_read_from_the_checkpoint() -> None:
@@ -146,39 +124,33 @@ def test_own_shape__is_read_from_the_checkpoint() -> None:
 
 def test_prediction_seconds__are_the_measured_ones_where_the_machine_states_none() -> None:
     shape = replace(SHAPE, hidden_size=2048, num_layers=24, num_experts=60)
-    machine = describe_hardware(replace(MACHINE, predictor_us=0.0), shape)
-    measured = read_latencies()["qwen1.5-moe"].kinds["skip"]
+    machine = hardware.describe_hardware(replace(MACHINE, predictor_us=0.0), shape)
+    measured = hardware.read_latencies()["qwen1.5-moe"].kinds["skip"]
     routers = np.zeros((2, 8, 4), np.float32)
     skip = SkipPredictor(make_spec(num_layers=2, num_experts=8, hidden_size=4), routers)
     for number in (1, 64):
-        seconds = prediction_seconds(machine, skip, np.zeros(number, np.int64))
+        seconds = hardware.prediction_seconds(machine, skip, np.zeros(number, np.int64))
         assert seconds == pytest.approx(1e-6 * measured.microseconds(number))
 
 
 def test_predictor_latencies__unknown_kinds_take_as_long_as_the_machines() -> None:
-    measured = {
-        "mlp": TokenLatency(one_us=10.0, more_us=1.0),
-        "skip": TokenLatency(one_us=5.0, more_us=0.5),
-    }
-    latencies = PredictorLatencies(kind="mlp", measured=measured)
-    assert latencies.ratio("mlp", 1) == 1.0
-    assert latencies.ratio("skip", 1) == 0.5
-    assert latencies.ratio("skip", 11) == 1.0
-    assert latencies.ratio("truth", 11) == 1.0
-    assert PredictorLatencies(kind="skip", measured=measured).ratio("mlp", 1) == 2.0
+    measured = {"mlp": hardware.TokenLatency(one_us=10.0, more_us=1.0)}
+    measured["skip"] = hardware.TokenLatency(one_us=5.0, more_us=0.5)
+    latencies = hardware.PredictorLatencies(kind="mlp", measured=measured)
+    assert (latencies.ratio("mlp", 1), latencies.ratio("skip", 1)) == (1.0, 0.5)
+    assert (latencies.ratio("skip", 11), latencies.ratio("truth", 11)) == (1.0, 1.0)
+    assert hardware.PredictorLatencies(kind="skip", measured=measured).ratio("mlp", 1) == 2.0
 
 
 def test_read_latencies__every_kind_is_measured_for_every_shape() -> None:
-    shapes = read_latencies()
-    for shape in shapes.values():
+    for shape in hardware.read_latencies().values():
         assert set(shape.kinds) == {*KINDS, *REUSE_PREDICTORS}
         assert all(latency.one_us > 0 <= latency.more_us for latency in shape.kinds.values())
 
 
 @pytest.mark.parametrize("name", ["reference", "qwen1.5-moe", "mixtral-8x22b"])
 def test_nearest_latencies__a_measured_shape_gets_its_own(name: str) -> None:
-    shape = read_latencies()[name]
-    nearest = nearest_latencies(
-        "mlp", hidden_size=shape.hidden_size, num_experts=shape.num_experts + 1
-    )
-    assert nearest == PredictorLatencies(kind="mlp", measured=dict(shape.kinds))
+    shape = hardware.read_latencies()[name]
+    sizes = {"hidden_size": shape.hidden_size, "num_experts": shape.num_experts + 1}
+    own = hardware.PredictorLatencies(kind="mlp", measured=dict(shape.kinds))
+    assert hardware.nearest_latencies("mlp", **sizes) == own

@@ -30,17 +30,14 @@ def run(predictor, steps=(STEP,), slots=8, *, spec=SPEC, machine=None, reuse=Non
 def test_replay__on_demand_waits_for_every_miss():
     stats = run(None)
     # Twice: a layer (10), the whole transfer (6), the expert (1).
-    assert stats.tpot_seconds == [34.0]
-    assert stats.stall_seconds == 12.0
-    assert stats.total.misses == 2
+    assert (stats.tpot_seconds, stats.stall_seconds, stats.total.misses) == ([34.0], 12.0, 2)
 
 
 def test_replay__a_right_forecast_hides_its_transfer():
     stats = run(Knows(SPEC, 1))
     # Known at 13, while layer 0's miss holds the link until 16; fetched 16-22; routed at 27.
     assert stats.tpot_seconds == [28.0]
-    assert stats.stall_seconds == 6.0
-    assert (stats.total.predicted, stats.total.fetch_rate) == (1, 1)
+    assert (stats.stall_seconds, stats.total.predicted, stats.total.fetch_rate) == (6.0, 1, 1)
     assert stats.total.promoe_good_pred == 0.5
     # A router's input is forecast from when the router has run: the next layer is one ahead.
     assert run(Knows(SPEC, 1), lookahead_layers=1).tpot_seconds == [28.0]
@@ -48,8 +45,7 @@ def test_replay__a_right_forecast_hides_its_transfer():
 
 def test_replay__a_wrong_forecast_on_an_idle_link_is_free():
     stats = run(Knows(SPEC, 2))
-    assert stats.tpot_seconds == [34.0]
-    assert stats.total.fetch_rate is None
+    assert (stats.tpot_seconds, stats.total.fetch_rate) == ([34.0], None)
     assert stats.total.promoe_good_pred == 0.0
 
 
@@ -66,8 +62,7 @@ class Values(Predictor):
 def test_replay__a_step_waits_for_reuse_scores_where_it_must_evict():
     stats = run(None, [STEP] * 2, eviction="reuse", reuse=Values(SPEC))
     # The first step misses in two layers, and waits 3 s for the scores before each request.
-    assert stats.tpot_seconds == [40.0, 22.0]
-    assert stats.predictor_seconds == 12.0
+    assert (stats.tpot_seconds, stats.predictor_seconds) == ([40.0, 22.0], 12.0)
 
 
 def test_replay__prefetch_off_ignores_the_predictor():
@@ -79,13 +74,11 @@ def test_replay__phases_are_counted_apart():
     assert [counters.misses for counters in stats.prefill] == [4, 4]
     assert [counters.hits for counters in stats.decode] == [1, 1]
     assert len(stats.ttft_seconds) == len(stats.tpot_seconds) == 1
-    figures = stats.as_dict()
-    assert (figures["prefill"]["hit_rate"], figures["decode"]["hit_rate"]) == (0.0, 1.0)
+    assert [stats.as_dict()[phase]["hit_rate"] for phase in ("prefill", "decode")] == [0.0, 1.0]
 
 
 def test_replay__decode_steps_between_two_prefills_are_a_run():
-    decode = STEP
-    stats = run(None, steps=[decode, PROMPT, PROMPT, decode, decode, PROMPT, decode])
+    stats = run(None, steps=[STEP, PROMPT, PROMPT, STEP, STEP, PROMPT, STEP])
     assert [len(run) for run in stats.decode_runs] == [1, 2, 1]
     assert sum(stats.decode_runs, []) == stats.tpot_seconds
 
@@ -110,16 +103,15 @@ def test_replay__a_token_of_each_request_is_one_decode_step():
     assert stats.ttft_seconds == []
     # Layer 0: a layer, one transfer, two tokens on the expert. Layer 1: two transfers (12), of
     # which the second hides the first one's token. Then all is there: 10 + 2 + 10 + 1 + 1.
-    assert stats.tpot_seconds == [10.0 + 6 + 2 + 10 + 12 + 1, 24.0]
-    assert stats.total.requests == 6
+    assert (stats.tpot_seconds, stats.total.requests) == ([10.0 + 6 + 2 + 10 + 12 + 1, 24.0], 6)
     assert stats.stall_share == pytest.approx((6 + 6 + 5) / 65.0)
 
 
 def test_replay__percentiles_are_those_of_the_steps():
     figures = run(None, steps=[STEP] * 3).as_dict()
     assert figures["tpot_seconds"] == 22.0
-    assert figures["tpot_seconds_p95"] == pytest.approx(22.0 + 12 * 0.9)
-    assert figures["tpot_seconds_p99"] == pytest.approx(22.0 + 12 * 0.98)
+    percentiles = figures["tpot_seconds_p95"], figures["tpot_seconds_p99"]
+    assert percentiles == pytest.approx((22.0 + 12 * 0.9, 22.0 + 12 * 0.98))
     assert figures["ttft_seconds_p99"] is None
 
 
@@ -157,43 +149,37 @@ def test_overheads__a_synchronous_system_delays_computing():
     assert stats.tpot_seconds == timed(Knows(SPEC, 1), [STEP], predictor_inline=True).tpot_seconds
 
 
-@pytest.mark.parametrize(
-    ("seconds", "is_inline", "expert", "pays"),
-    [(1.0, True, 1, True), (100.0, True, 1, False), (0.0, False, 1, True), (0.0, False, 2, False)],
-)
-def test_replay__adaptive_forecasts_end_where_they_cost_more_than_they_save(
-    seconds, is_inline, expert, pays
-):
+INLINE, BESIDE = [(1.0, True, 1, True), (100.0, True, 1, False)], [(0.0, False, 1, True)]
+PAYING = [*INLINE, *BESIDE, (0.0, False, 2, False)]
+
+
+@pytest.mark.parametrize(("seconds", "is_inline", "expert", "pays"), PAYING)
+def test_replay__adaptive_forecasts_end_where_they_save_less(seconds, is_inline, expert, pays):
     """Also where only the link gives time to them, and they are always wrong."""
     overheads = Overheads(predictor_inline=is_inline, compute_speed_transferring=0.5)
     machine = toy_machine(predictor_seconds=seconds, overheads=overheads)
     steps = [PROMPT, *[one_token(0, 1)] * 40]
-    fixed, adaptive = (
-        run(
-            Knows(SPEC, expert), steps, machine=machine, drop_used=True, adaptive=adaptive
-        ).tpot_seconds
-        for adaptive in (False, True)
-    )
-    on_demand = run(None, steps, machine=machine, drop_used=True, prefetch=False).tpot_seconds
+    system = {"machine": machine, "drop_used": True}
+    fixed = run(Knows(SPEC, expert), steps, adaptive=False, **system).tpot_seconds
+    adaptive = run(Knows(SPEC, expert), steps, adaptive=True, **system).tpot_seconds
+    on_demand = run(None, steps, prefetch=False, **system).tpot_seconds
     assert (fixed[-1] < on_demand[-1]) == pays
-    assert adaptive[:6] == fixed[:6]
-    assert adaptive[-20:] == (fixed if pays else on_demand)[-20:]
+    assert (adaptive[:6], adaptive[-20:]) == (fixed[:6], (fixed if pays else on_demand)[-20:])
 
 
 def test_replay__a_predictor_is_charged_its_own_latency():
     measured = {"mlp": TokenLatency(one_us=2.0, more_us=1.0)}
     measured["knows"] = TokenLatency(one_us=4.0, more_us=2.0)
     machine = toy_machine(predictor_latencies=PredictorLatencies(kind="mlp", measured=measured))
-    assert run(Knows(SPEC, 1), machine=machine).predictor_seconds == 3.0 * 4 / 2
-    assert run(Knows(SPEC, 1), [PROMPT], machine=machine).predictor_seconds == 3.0 * (4 + 3 * 2) / 2
+    for step, num_us in ((STEP, 4), (PROMPT, 4 + 3 * 2)):
+        assert run(Knows(SPEC, 1), [step], machine=machine).predictor_seconds == 3.0 * num_us / 2
 
 
 class Slow(Knows):
     """Forecasts the next layer at both gates of a model of three layers."""
 
     def gate_input(self, layer, hidden_TD):
-        scores = np.full((1, 4), 0.1, dtype=np.float32)
-        return (Forecast(layer + 1, scores),) if layer < 2 else ()
+        return (Forecast(layer + 1, np.full((1, 4), 0.1, dtype=np.float32)),) if layer < 2 else ()
 
 
 @pytest.mark.parametrize(("is_stateless", "predictions"), [(True, 1), (False, 3)])
@@ -206,8 +192,7 @@ def test_replay__late_events_are_skipped_without_a_state(is_stateless, predictio
     first = 3 * (10 + 6 + 1)
     assert stats.tpot_seconds[0] == first
     # With a state, the second step begins when the first one's two events are complete.
-    waits = 0 if is_stateless else 10 + 2 * 100 - first
-    assert stats.tpot_seconds[1] == waits + 3 * (10 + 1)
+    assert stats.tpot_seconds[1] == (0 if is_stateless else 10 + 2 * 100 - first) + 3 * (10 + 1)
     assert stats.predictor_seconds == 100.0 * predictions
 
 
@@ -226,12 +211,11 @@ def test_overheads__two_readers_read_concurrently():
 
 
 def test_overheads__reads_and_computing_slow_each_other():
-    steps = [STEP]
     # Fetched on the forecast: 16-22, while layer 1 computes 17-27; 5 s of it at half speed.
-    stats = timed(Knows(SPEC, 1), steps, compute_speed_transferring=0.5)
+    stats = timed(Knows(SPEC, 1), [STEP], compute_speed_transferring=0.5)
     # Expert 0 computes 16-18 (1 s at half speed), layer 1 from 18: 4 s at half speed until 22.
     assert stats.tpot_seconds == [18.0 + 4 + 8 + 1]
-    stats = timed(Knows(SPEC, 1), steps, transfer_speed_computing=0.5)
+    stats = timed(Knows(SPEC, 1), [STEP], transfer_speed_computing=0.5)
     # The chunks take 4 s each while computing: 16-28, a second after layer 1's router at 27: its
     # rest comes at full speed.
     assert stats.tpot_seconds == [27.0 + 0.5 + 1]

@@ -16,10 +16,9 @@ SPEC = tiny_spec(num_layers=3, hidden_size=1)
 def step(number, *tokens):
     """A step of a request on two layers; its signals differ from each other, token and layer."""
     token_T = np.array(tokens)
-    signals = (Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.LOGITS)
     states = {
         (signal, layer): 10**i * token_T[:, None] + layer
-        for i, signal in enumerate(signals)
+        for i, signal in enumerate((Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.LOGITS))
         for layer in (0, 1)
     }
     experts = [2 * token_T[:, None] + layer for layer in (0, 1)]
@@ -37,14 +36,9 @@ def shown(steps):
 def test_batch_steps__the_next_request_replaces_an_ended_one():
     steps = [*request(0, 1), *request(1, 3), *request(2, 2), *request(3, 1)]
     assert shown(batch_steps(steps, 2)) == [
-        ([0, 0], [7, 8]),
-        ([1, 1], [7, 8]),
-        ([0, 1], [0, 100]),
-        ([2, 2], [7, 8]),
-        ([1, 2], [101, 200]),
-        ([1, 2], [102, 201]),
-        ([3, 3], [7, 8]),
-    ]
+        ([0, 0], [7, 8]), ([1, 1], [7, 8]), ([0, 1], [0, 100]), ([2, 2], [7, 8]),
+        ([1, 2], [101, 200]), ([1, 2], [102, 201]), ([3, 3], [7, 8]),
+    ]  # fmt: skip
 
 
 def test_batch_steps__every_signal_stands_row_below_row():
@@ -100,18 +94,13 @@ def steps():
 
 def test_routing__is_each_step_s_set_of_experts(steps):
     found = RecordedRouting(iter(steps), SPEC)
-    expected = [
-        [sorted({int(e) for e in np.unique(layer)} - {8}) for layer in step.experts_LTK]
-        for step in steps
-    ]
-    assert list(found) == expected
-    assert list(found) == expected  # once more
+    layers = [step.experts_LTK for step in steps]
+    expected = [[np.unique(one[one < 8]).tolist() for one in each] for each in layers]
+    assert [list(found), list(found)] == [expected, expected], "once more, too"
 
 
 def test_count_tokens__counts_tokens_in_ascending_order(steps):
-    for step in steps:
-        if len(step.experts_LTK[0]) == 1:
-            continue
+    for step in (step for step in steps if step.experts_LTK.shape[1] > 1):
         for layer in step.experts_LTK:
             ids, counts = np.unique(layer[layer < 8], return_counts=True)
             found = count_tokens(layer, 8)

@@ -9,28 +9,25 @@ from predictors.base import Forecast, known_options
 from predictors.registry import KINDS, REUSE_PREDICTORS
 from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache
-from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.queue import PREFETCH_ORDERS
 from runtime.presets import choice_names, load_system
 from runtime.sim.replay import replay
+from tests.builders.arena import policy_of
 from tests.builders.entries import tiny_spec
 from tests.builders.simulated import one_token, routed_step, toy_machine
 
-NAMES = choice_names("system")
 SPEC = tiny_spec(num_layers=2, num_experts=4, top_k=1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", choice_names("system"))
 def test_system__names_parts_that_exist(name: str) -> None:
     one = load_system(name)
     assert one.name == name
     assert one.priority in PREFETCH_ORDERS
     assert one.reuse_predictor is None or one.reuse_predictor in REUSE_PREDICTORS
-    options = dict(one.eviction_options)
-    if one.eviction == "belady":
-        options["future"] = []
-    make_eviction_policy(one.eviction, num_layers=2, num_experts=4, options=options)
+    future = {"future": []} if one.eviction == "belady" else {}
+    policy_of(one.eviction, **one.eviction_options, **future)
     if not one.prefetch:
         assert one.predictor is None
     else:
@@ -38,12 +35,11 @@ def test_system__names_parts_that_exist(name: str) -> None:
 
 
 def times(chosen=None, *, steps=((0, 1),) * 3, slots=8, layer_fixed=10.0, **options):
-    stats = replay(
+    return replay(
         [one_token(*experts) for experts in steps], None, spec=SPEC,
         system=chosen or SystemConfig(**options), hardware=toy_machine(layer_fixed=layer_fixed),
         budget_slots=slots,
-    )  # fmt: skip
-    return stats.tpot_seconds
+    ).tpot_seconds  # fmt: skip
 
 
 ON_DEMAND = {"prefetch": False, "chunked": False, "early_preemption": False, "reordered": False}
@@ -61,11 +57,10 @@ def test_drop_used__keeps_permanent_experts() -> None:
     assert times(slots=6, **options) == [34.0, 28.0, 28.0]
 
 
-def forecast(layer: int, *experts: int, chance: float = 0.9, priority=None, spec=SPEC) -> Forecast:
-    scores = np.zeros((1, spec.num_experts), np.float32)
-    scores[0, list(experts)] = chance
-    priority_E = None if priority is None else np.full(spec.num_experts, priority, np.float32)
-    return Forecast(layer, scores, priority_E=priority_E)
+def forecast(layer: int, *, chance: float = 0.9, priority: float | None = None) -> Forecast:
+    """Forecasts expert 0."""
+    priority_E = None if priority is None else np.full(4, priority, np.float32)
+    return Forecast(layer, np.array([[chance, 0, 0, 0]], np.float32), priority_E=priority_E)
 
 
 def core_of(system: SystemConfig, *, slots: int = 8, spec=SPEC):
@@ -97,7 +92,7 @@ def asked(forecasts, *, layer_now: int, **options):
 
 
 def test_lookahead_layers__counts_from_the_next_routed_layer() -> None:
-    every = [forecast(layer, 0, spec=SIX) for layer in range(6)]
+    every = [forecast(layer) for layer in range(6)]
     assert [layer for layer, _ in asked(every, layer_now=-1, lookahead_layers=1)] == [0]
     assert [layer for layer, _ in asked(every, layer_now=-1, lookahead_layers=2)] == [0, 1]
     # The router of layer 2 has spoken: layer 3 is next.
@@ -107,19 +102,16 @@ def test_lookahead_layers__counts_from_the_next_routed_layer() -> None:
 
 def test_priority__of_moe_infinity_is_the_ratio_with_a_linear_decay() -> None:
     # .5 (1 - 5 / 6) < .2 (1 - 2 / 6): the predictor's ratios count, not the probabilities.
-    far = forecast(4, 0, chance=0.9, priority=0.5, spec=SIX)
-    near = forecast(1, 0, chance=0.5, priority=0.2, spec=SIX)
+    far, near = forecast(4, chance=0.9, priority=0.5), forecast(1, chance=0.5, priority=0.2)
     for name in ("moe-infinity-sequence", "moe-infinity-request"):
-        assert asked([far, near], layer_now=0, priority=load_system(name).priority) == [
-            (1, 0),
-            (4, 0),
-        ]
+        found = asked([far, near], layer_now=0, priority=load_system(name).priority)
+        assert found == [(1, 0), (4, 0)]
     assert asked([far, near], layer_now=0, priority="probability") == [(4, 0), (1, 0)]
 
 
 def test_priority__of_fmoe_is_probability_over_distance() -> None:
     # .9 three layers ahead is .3, .4 one layer ahead is .4 (fMoE, section 4.5).
-    both = [forecast(2, 0, chance=0.9, spec=SIX), forecast(0, 0, chance=0.4, spec=SIX)]
+    both = [forecast(2, chance=0.9), forecast(0, chance=0.4)]
     assert asked(both, layer_now=-1, priority=load_system("fmoe").priority) == [(0, 0), (2, 0)]
 
 
@@ -129,15 +121,11 @@ TWO = tiny_spec(num_layers=1, num_experts=4, top_k=2)
 def pair_times(name: str) -> list[float]:
     """Times of three steps of an empty cache with LRU and without forecasts."""
     bare = {"eviction": "lru", "eviction_options": {}, "fill_first_layers": False}
-    stats = replay(
-        [routed_step([[pair]]) for pair in ((1, 3), (1, 2), (0, 2))],
-        None,
-        spec=TWO,
-        system=replace(load_system(name), prefetch=False, **bare),
-        hardware=toy_machine(),
+    return replay(
+        [routed_step([[pair]]) for pair in ((1, 3), (1, 2), (0, 2))], None, spec=TWO,
+        system=replace(load_system(name), prefetch=False, **bare), hardware=toy_machine(),
         budget_slots=3,
-    )
-    return stats.tpot_seconds
+    ).tpot_seconds  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["fmoe", "moe-infinity-request", "moe-infinity-sequence"])
@@ -152,18 +140,15 @@ def test_misses__are_requested_together_or_one_by_one(name: str) -> None:
 
 
 def test_static__shares_two_buffers_among_all_layers() -> None:
-    counts = [[9, 8, 7, 6], [5, 4, 3, 2]]
     system = load_system("static")
-    options = {**system.eviction_options, "counts": counts}
+    options = {**system.eviction_options, "counts": [[9, 8, 7, 6], [5, 4, 3, 2]]}
     core = core_of(replace(system, eviction_options=options), slots=7)
-    is_permanent = core.top.cache.policy.is_permanent
-    fixed = [(layer, e) for layer in range(2) for e in range(4) if is_permanent((layer, e))]
-    assert fixed == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
+    experts = [(layer, e) for layer in range(2) for e in range(4)]
+    assert [*filter(core.top.cache.policy.is_permanent, experts)] == experts[:5]
 
 
 def test_hot_first__computes_experts_with_most_tokens_first() -> None:
-    counts = {0: 1, 1: 5, 2: 3}
-    core = core_of(SystemConfig(hot_first=True))
+    counts, core = {0: 1, 1: 5, 2: 3}, core_of(SystemConfig(hot_first=True))
     assert core.request_routed(0, counts) == [1, 2, 0]
     # What has arrived still comes before what has not.
     for _ in range(3):

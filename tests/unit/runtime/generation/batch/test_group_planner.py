@@ -31,7 +31,6 @@ def demand(num_batches=20, size=100, batch_size=2):
 
 
 def test_inequalities__are_the_papers_by_hand():
-    found = make_inequalities(3, batch_size=2, costs=COSTS, popularity=SKEWED)
     # 6 tokens: hot experts 0 and 1 have 6 and 3 of them, the others 1.5 each.
     used = [1 - (1 - share) ** 6 for share in (1.0, 0.5, 0.25, 0.25)]
     hot = 0.5 * (used[0] + used[1]) + 0.25 * 9
@@ -43,9 +42,9 @@ def test_inequalities__are_the_papers_by_hand():
         6: (3 * 3 + hot, 4 + (2 + 1) * 10),
         7: (3 * 3 + hot + others, 4 + (2 + cold) * 10 + 3),
     }
-    for row in found:
-        assert (row.computes, row.transfers) == pytest.approx(expected[row.number])
-    assert [row.number for row in found] == [4, 5, 6, 7]
+    found = make_inequalities(3, batch_size=2, costs=COSTS, popularity=SKEWED)
+    sides = {row.number: (row.computes, row.transfers) for row in found}
+    assert (len(found), sides) == (4, {n: pytest.approx(both) for n, both in expected.items()})
 
 
 def smallest_by_search(costs, popularity, batch_size):
@@ -57,15 +56,10 @@ def smallest_by_search(costs, popularity, batch_size):
 
 
 @given(
-    io=st.floats(0.0, 50.0),
-    attention=st.floats(0.01, 5.0),
-    batch_size=st.integers(1, 16),
-    experts=st.integers(2, 32),
-    dense_io=st.floats(0.0, 50.0),
-)
-def test_plan__is_the_smallest_n_that_hides_all_transfers(
-    io, attention, batch_size, experts, dense_io
-):
+    io=st.floats(0.0, 50.0), attention=st.floats(0.01, 5.0), batch_size=st.integers(1, 16),
+    experts=st.integers(2, 32), dense_io=st.floats(0.0, 50.0),
+)  # fmt: skip
+def test_plan__smallest_n_that_hides_transfers(io, attention, batch_size, experts, dense_io):
     costs = PlannerCosts(
         attention=attention, gate=0.1, expert_fixed=0.2, expert_per_token=0.01, expert_io=io,
         attention_io=dense_io, gate_io=dense_io / 10,
@@ -73,9 +67,7 @@ def test_plan__is_the_smallest_n_that_hides_all_transfers(
     popularity = ExpertPopularity.even(3, experts, 2, 2)
     made = plan_group(demand(64, 1, batch_size), costs, popularity, kv_budget=10**6, offloads=False)
     smallest = smallest_by_search(costs, popularity, batch_size)
-    assert made.smallest == smallest
-    assert made.n == (smallest or 64)
-    assert bool(made.notes) == (smallest is None)
+    assert (made.smallest, made.n, not made.notes) == (smallest, smallest or 64, bool(smallest))
 
 
 BOUNDS = [
@@ -108,9 +100,8 @@ def test_plan__caches_go_elsewhere_where_they_may():
 
 
 def test_plan__streamed_attention_and_gates_need_more_batches():
-    costs = replace(ONLY_ATTENTION, attention_io=6.0, gate_io=4.0)
-    streamed = plan_group(demand(64), costs, SKEWED, kv_budget=10**6, offloads=False)
-    assert streamed.smallest == 23  # 23 * 2 >= 4 * 9 + 6 + 4
-    in_memory = costs.with_dense_in_memory()
-    made = plan_group(demand(64), in_memory, SKEWED, kv_budget=10**6, offloads=False)
-    assert made.smallest == 18
+    streamed = replace(ONLY_ATTENTION, attention_io=6.0, gate_io=4.0)
+    # 23 * 2 >= 4 * 9 + 6 + 4
+    for costs, smallest in ((streamed, 23), (streamed.with_dense_in_memory(), 18)):
+        made = plan_group(demand(64), costs, SKEWED, kv_budget=10**6, offloads=False)
+        assert made.smallest == smallest

@@ -48,8 +48,8 @@ def test_read_prompts__takes_text_messages_and_ids(tmp_path):
 def test_read_prompts__the_digest_is_of_the_bytes(tmp_path):
     path = tmp_path / "prompts.jsonl"
     digests = []
-    for text in ('{"prompt": "a"}', '{"prompt": "a"}\n', '{"prompt": "a"}'):
-        path.write_text(text)
+    for end in ("", "\n", ""):
+        path.write_text('{"prompt": "a"}' + end)
         digests.append(read_prompts(path, ENCODER, max_new_tokens=1)[1])
     assert digests[0] == digests[2] != digests[1]
 
@@ -75,7 +75,7 @@ BAD_LINES = [
     ('{"messages": [{"role": "user", "content": 5}]}', "content: a int is neither a text"),
     (
         '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
-        "messages.0.content: it has no text",
+        "content: it has no text",
     ),
     ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: it .* greater than or"),
     ('{"prompt": "a", "max_new_tokens": true}', "max_new_tokens: it should be a valid integer"),
@@ -121,8 +121,7 @@ def test_read_prompts__nothing_to_read_is_an_error(tmp_path):
 
 def test_given_prompts__are_numbered_by_their_places():
     given = ["a bc", [4, 5], [{"role": "user", "content": "abc"}], {"tokens": [1], "id": "own"}]
-    found = parse_prompts(given, ENCODER, max_new_tokens=3)
-    ids = {one.id: one.tokens for one in found}
+    ids = {one.id: one.tokens for one in parse_prompts(given, ENCODER, max_new_tokens=3)}
     assert list(ids.items()) == [(0, (1, 2)), (1, (4, 5)), (2, (7, 3)), ("own", (1,))]
     with pytest.raises(PromptFileError, match=r"prompts\[1\]: a int is not a prompt"):
         parse_prompts(["a", 3], ENCODER, max_new_tokens=3)

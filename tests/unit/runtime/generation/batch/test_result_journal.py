@@ -23,6 +23,11 @@ def journal(folder, settings=SETTINGS, **options):
     return ResultJournal(folder / "out.jsonl", settings, known=KNOWN, **options)
 
 
+def assert_refused(folder, said, settings=SETTINGS):
+    with pytest.raises(ResultFileError, match=said):
+        journal(folder, settings)
+
+
 def lines(folder):
     return [json.loads(one) for one in (folder / "out.jsonl").read_bytes().splitlines()]
 
@@ -40,9 +45,7 @@ def test_journal__goes_on_where_it_was(tmp_path):
 
 
 @given(cut=st.integers(0, 400), junk=st.binary(max_size=6))
-def test_journal__whatever_a_kill_leaves_of_its_last_writes_is_repaired(
-    tmp_path_factory, cut, junk
-):
+def test_journal__repairs_whatever_a_kill_leaves_of_its_last_writes(tmp_path_factory, cut, junk):
     folder = tmp_path_factory.mktemp("cut")
     with journal(folder) as whole:
         for own in KNOWN:
@@ -50,8 +53,7 @@ def test_journal__whatever_a_kill_leaves_of_its_last_writes_is_repaired(
     path = folder / "out.jsonl"
     raw = path.read_bytes()
     # A write that was cut short; bytes that a power cut left behind it are no line of ours.
-    torn = raw[:cut] + (junk.replace(b"\n", b"") if cut < len(raw) else b"")
-    path.write_bytes(torn)
+    path.write_bytes(raw[:cut] + (junk.replace(b"\n", b"") if cut < len(raw) else b""))
     expected = [json.loads(one)["id"] for one in raw[: raw.rfind(b"\n", 0, cut) + 1].splitlines()]
     with journal(folder) as again:
         assert list(again.done) == expected
@@ -85,27 +87,22 @@ def test_journal__what_it_did_not_write_is_refused_and_kept(tmp_path, added, sai
     path = tmp_path / "out.jsonl"
     path.write_text(path.read_text() + added)
     before = path.read_bytes()
-    with pytest.raises(ResultFileError, match=said):
-        journal(tmp_path)
+    assert_refused(tmp_path, said)
     assert path.read_bytes() == before
 
 
 def test_journal__other_settings_are_refused_by_name(tmp_path):
     journal(tmp_path).close()
-    with pytest.raises(ResultFileError, match="batch_size was 4 and is 8"):
-        journal(tmp_path, {**SETTINGS, "batch_size": 8})
-    with pytest.raises(ResultFileError, match="window was None and is 5"):
-        journal(tmp_path, {**SETTINGS, "window": 5})
+    assert_refused(tmp_path, "batch_size was 4 and is 8", {**SETTINGS, "batch_size": 8})
+    assert_refused(tmp_path, "window was None and is 5", {**SETTINGS, "window": 5})
     with journal(tmp_path, {**SETTINGS, "batch_size": 8}, overwrite=True) as new:
         assert not new.done
-    with pytest.raises(ResultFileError, match="batch_size was 8 and is 4"):
-        journal(tmp_path)
+    assert_refused(tmp_path, "batch_size was 8 and is 4")
 
 
 def test_journal__another_file_is_not_taken_for_its_own(tmp_path):
     (tmp_path / "out.jsonl").write_text("my notes\n")
-    with pytest.raises(ResultFileError, match="is not empty"):
-        journal(tmp_path)
+    assert_refused(tmp_path, "is not empty")
     assert (tmp_path / "out.jsonl").read_text() == "my notes\n"
 
 
@@ -115,8 +112,8 @@ def test_journal__refuses_a_path_that_is_no_file():
 
 
 def test_journal__one_process_at_a_time(tmp_path):
-    with journal(tmp_path), pytest.raises(ResultFileError, match="another process is writing"):
-        journal(tmp_path)
+    with journal(tmp_path):
+        assert_refused(tmp_path, "another process is writing")
     journal(tmp_path).close()
 
 

@@ -2,10 +2,10 @@
 
 import logging
 from functools import partial
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
-from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from runtime.config import Exact, SystemConfig
@@ -16,7 +16,6 @@ from runtime.hf.loading import load_plain
 from runtime.hf.row_block import NUM_ROWS, SMALL_BLOCK_ROWS, BlockCacheLayer
 from runtime.hf.sharing import choose_heights, find_row_dependence, set_shared_reference
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog, small_spec
 from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers, serving
@@ -29,13 +28,13 @@ SHARING = ("qwen2_moe", "dots1", "mixtral", "olmoe", "qwen3_moe", "glm4_moe", "g
 """Families with and without shared experts, biased routers, grouped queries, and windows."""
 
 
-def prompts() -> list[Tensor]:
+def prompts() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     lengths = (5, 1, 9, 3, 12, 7, 2, 8, 4)[:NUM_CLIENTS]
     return [torch.randint(2, 60, (1, length), generator=generator) for length in lengths]
 
 
-def answer(model, tokens: Tensor, **options) -> Tensor:
+def answer(model, tokens: torch.Tensor, **options) -> torch.Tensor:
     """Return the logits of each new token; greedy tokens follow from them."""
     options = {"max_new_tokens": ANSWER_TOKENS, "do_sample": False, "pad_token_id": 0, **options}
     logits = {"output_logits": True, "return_dict_in_generate": True}
@@ -48,15 +47,20 @@ def run(group: LockstepGroup) -> None:
         group.step()
 
 
-def answer_alone(model, tokens: Tensor, **options) -> Tensor:
+def answer_together(model, asked: list[torch.Tensor], **options) -> list[SequenceTask]:
     with LockstepGroup(model) as group:
-        task = group.start(partial(answer, model, tokens, **options))
+        tasks = [group.start(partial(answer, model, tokens, **options)) for tokens in asked]
         run(group)
+    return tasks
+
+
+def answer_alone(model, tokens: torch.Tensor, **options) -> torch.Tensor:
+    (task,) = answer_together(model, [tokens], **options)
     assert task.error is None
     return task.result
 
 
-def assert_equal(tasks: list[SequenceTask], expected: list[Tensor]) -> None:
+def assert_equal(tasks: list[SequenceTask], expected: list[torch.Tensor]) -> None:
     assert [task.error for task in tasks] == [None] * len(tasks)
     equal = [torch.equal(t.result, e) for t, e in zip(tasks, expected, strict=True)]
     assert equal == [True] * len(tasks)
@@ -70,12 +74,12 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_block__is_what_transformers_computes_for_a_batch_of_copies(tmp_path, name, dtype):
-    folder = save_family(tmp_path, FAMILIES[name], dtype=getattr(torch, dtype))
+    folder = save_family(tmp_path, name, dtype=getattr(torch, dtype))
     plain = load_plain(folder, dtype=getattr(torch, dtype))
     assert set_shared_reference(plain) is Exact.SHARED
     expected = [answer(plain, tokens) for tokens in prompts()]
-    model = serve(folder, budget="50%", system=SystemConfig(), exact=Exact.SHARED)
-    with model.moecast, LockstepGroup(model) as group:
+    options = {"budget": "50%", "system": SystemConfig(), "exact": Exact.SHARED}
+    with serving(folder, **options) as model, LockstepGroup(model) as group:
         assert model.moecast.exact is Exact.SHARED
         tasks = []
         for number, tokens in enumerate(prompts()):  # two join, then there is a step
@@ -94,11 +98,8 @@ def test_block__has_the_bits_of_copies_with_several_threads_too(tmp_path):
     torch.set_num_threads(2)
     set_shared_reference(plain)
     expected = [answer(plain, tokens, max_new_tokens=2) for tokens in prompts()[2:4]]
-    with serving(folder, budget="100%", exact=Exact.SHARED) as model, LockstepGroup(model) as group:
-        ask = partial(answer, model, max_new_tokens=2)
-        tasks = [group.start(partial(ask, tokens)) for tokens in prompts()[2:4]]
-        run(group)
-        assert_equal(tasks, expected)
+    with serving(folder, budget="100%", exact=Exact.SHARED) as model:
+        assert_equal(answer_together(model, prompts()[2:4], max_new_tokens=2), expected)
         assert torch.get_num_threads() == 2
 
 
@@ -106,17 +107,13 @@ def test_block__has_the_bits_of_copies_with_several_threads_too(tmp_path):
 def test_block__companions_change_no_bit(tmp_path, num_clients):
     """They begin, end and are cancelled at different steps, with prompts of different lengths."""
     model = serve(tiny_qwen2_moe(tmp_path), budget="40%", exact=Exact.SHARED)
-    chosen = prompts()[:num_clients]
-    lengths = [4 + 2 * (number % 4) for number in range(num_clients)]
-    expected = [
-        answer_alone(model, tokens, max_new_tokens=length)
-        for tokens, length in zip(chosen, lengths, strict=True)
-    ]
+    lengths = [{"max_new_tokens": 4 + 2 * (number % 4)} for number in range(num_clients)]
+    asked = list(zip(prompts()[:num_clients], lengths, strict=True))
+    expected = [answer_alone(model, tokens, **length) for tokens, length in asked]
     with model.moecast, LockstepGroup(model) as group:
-        leaving = group.start(partial(answer, model, prompts()[4]))
-        tasks = []
-        for tokens, length in zip(chosen, lengths, strict=True):
-            tasks.insert(0, group.start(partial(answer, model, tokens, max_new_tokens=length)))
+        leaving, tasks = group.start(partial(answer, model, prompts()[4])), []
+        for tokens, length in asked:
+            tasks.insert(0, group.start(partial(answer, model, tokens, **length)))
             if len(tasks) % 2 == 0:
                 group.step()
             if len(tasks) == 2:
@@ -128,12 +125,10 @@ def test_block__companions_change_no_bit(tmp_path, num_clients):
 @pytest.mark.parametrize("num_clients", [1, 3])
 def test_block__predictors_see_the_sequences_and_no_spare_row(tmp_path, num_clients):
     watching = SignalLog(small_spec(num_layers=2, num_experts=8, top_k=2, hidden_size=32))
-    model = serve(tiny_qwen2_moe(tmp_path), budget="40%", exact=Exact.SHARED, predictor=watching)
-    with model.moecast, LockstepGroup(model) as group:
+    options = {"budget": "40%", "exact": Exact.SHARED, "predictor": watching}
+    with serving(tiny_qwen2_moe(tmp_path), **options) as model:
         watching.steps.clear()
-        for _ in range(num_clients):
-            group.start(partial(answer, model, torch.tensor([[5]])))
-        run(group)
+        answer_together(model, [torch.tensor([[5]])] * num_clients)
         assert {len(rows) for step in watching.steps for _, _, rows in step} == {num_clients}
         first, *later = (step[1][2].tolist() for step in watching.steps)
         assert len(set(first)) == num_clients
@@ -162,10 +157,7 @@ def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
             read_experts.clear()
             expected.append(answer_alone(model, tokens))
             chosen.append(set(read_experts))
-        own = [
-            experts.difference(*chosen[:number], *chosen[number + 1 :])
-            for number, experts in enumerate(chosen)
-        ]
+        own = [one.difference(*chosen[:i], *chosen[i + 1 :]) for i, one in enumerate(chosen)]
         victim = next(number for number, experts in enumerate(own) if experts)
         with LockstepGroup(model) as group:
             tasks = [group.start(partial(answer, model, tokens)) for tokens in single]
@@ -187,50 +179,39 @@ def test_undo__after_an_append_that_failed_no_sequence_lacks_a_token(monkeypatch
     for number, layer in enumerate(layers):
         layer.update(*torch.rand(2, 1, 1, 3 + number, 2))
     before = [(layer.keys, layer.values, layer.get_seq_length()) for layer in layers]
-    cat, calls = torch.cat, iter(range(1, 7))
-
-    def fail(*args, **kwargs):
-        if next(calls) == failing:
-            raise torch.OutOfMemoryError
-        return cat(*args, **kwargs)
-
+    calls = [torch.OutOfMemoryError if call == failing else DEFAULT for call in range(1, 7)]
     block = BlockCacheLayer(layers)
-    monkeypatch.setattr(torch, "cat", fail)
+    monkeypatch.setattr(torch, "cat", Mock(wraps=torch.cat, side_effect=calls))
     with pytest.raises(torch.OutOfMemoryError):
         block.update(*torch.rand(2, 3, 1, 1, 2))
     block.undo()
     for layer, (keys, values, length) in zip(layers, before, strict=True):
-        assert torch.equal(layer.keys, keys)
-        assert torch.equal(layer.values, values)
         assert layer.get_seq_length() == length
+        assert torch.equal(torch.stack([layer.keys, layer.values]), torch.stack([keys, values]))
 
 
 NOT_SHARED = [
-    ("dbrx", "with other code"),
-    ("gpt_oss", "its attention is eager"),
-    ("deepseek_v3", "cached states outside of attention"),
-    ("qwen3_next", "layers of another kind"),
+    *[("dbrx", "with other code"), ("deepseek_v3", "cached states outside of attention")],
+    *[("gpt_oss", "its attention is eager"), ("qwen3_next", "layers of another kind")],
 ]
 
 
 @pytest.mark.parametrize(("name", "reason"), NOT_SHARED)
 def test_sharing__falls_back_to_eager_and_says_why(tmp_path, caplog, name, reason):
-    folder = save_family(tmp_path, FAMILIES[name])
+    folder = save_family(tmp_path, name)
     tokens = prompts()[2]
     expected = answer(load_plain(folder, dtype=torch.float32), tokens)
     with caplog.at_level(logging.WARNING):
         model = serve(folder, budget="100%", exact=Exact.SHARED)
     (line,) = [r.getMessage() for r in caplog.records if "exact=shared" in r.getMessage()]
     assert reason in line
-    with model.moecast, LockstepGroup(model) as group:
+    with model.moecast:
         assert model.moecast.exact is Exact.EAGER
-        tasks = [group.start(partial(answer, model, tokens)) for _ in range(2)]
-        run(group)
-        assert_equal(tasks, [expected, expected])
+        assert_equal(answer_together(model, [tokens] * 2), [expected] * 2)
 
 
 def test_check__keeps_to_the_largest_block_where_small_ones_have_other_bits(tmp_path):
-    def disturb(_module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
+    def disturb(_module: torch.nn.Module, _args: tuple, output: torch.Tensor) -> torch.Tensor:
         return output * (1 + 1e-6) if output.shape[0] == SMALL_BLOCK_ROWS else output
 
     with serving(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED) as model:
@@ -239,17 +220,14 @@ def test_check__keeps_to_the_largest_block_where_small_ones_have_other_bits(tmp_
         assert choose_heights(model, None) == (NUM_ROWS,)
 
 
-DEPENDENT_ROWS = [
-    (lambda output: output + 1e-6 * output.sum(dim=0, keepdim=True), "next to other rows"),
-    (
-        lambda output: output * 2 if output.shape[0] == NUM_ROWS else output,
-        "differ from those of one sequence",
-    ),
-]
+DEPENDENT_ROWS = {
+    "next to other rows": lambda output: output + 1e-6 * output.sum(dim=0, keepdim=True),
+    "differ from those of one sequence": lambda output: output * (1 + (len(output) == NUM_ROWS)),
+}
 
 
-@pytest.mark.parametrize(("hook", "message"), DEPENDENT_ROWS)
-def test_check__notices_rows_that_depend_on_others_and_unknown_states(tmp_path, hook, message):
+@pytest.mark.parametrize(("message", "hook"), DEPENDENT_ROWS.items())
+def test_check__notices_rows_that_depend_on_others_and_unknown_states(tmp_path, message, hook):
     with serving(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED) as model:
         assert find_row_dependence(model) is None
         model.model.norm.register_forward_hook(lambda _module, _args, output: hook(output))

@@ -1,16 +1,16 @@
 """Generations in step: each gives what it gives alone, whatever happens to the others."""
 
 import gc
-import threading
 import traceback
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import DynamicCache
 
 from runtime.config import SystemConfig
@@ -22,6 +22,7 @@ from tests.builders.served import before_transfers, count_pins, serve, serve_wit
 from tests.unit.runtime.generation.lockstep.test_blocks import (
     ANSWER_TOKENS,
     answer,
+    answer_together,
     assert_equal,
     prompts,
     run,
@@ -75,11 +76,10 @@ def test_group__early_requests_leave_an_earlier_layer_its_slots(tmp_path):
         assert len(entries) == slots
         assert all(entry.pins for entry in entries.values())
         assert [list(batch) for batch in engine.ready(0, [1])] == [[1]]
-        batches = engine.ready(1, list(range(slots + 2)))
-        computed = [expert for batch in batches for expert in batch]
+        computed = [expert for batch in engine.ready(1, list(range(slots + 2))) for expert in batch]
         assert sorted(computed) == list(range(slots + 2))
         engine.end_step()
-        assert count_pins(model.moecast.engine) == 0
+        assert count_pins(engine) == 0
 
 
 def test_group__predictors_are_shown_one_step_of_all(tmp_path):
@@ -94,22 +94,18 @@ def test_group__predictors_are_shown_one_step_of_all(tmp_path):
         alone.append(predictor.steps)
     together = SignalLog(spec)
     model = serve(folder, budget="60%", predictor=together)
-    with model.moecast, LockstepGroup(model) as group:
-        for tokens in PROMPTS:
-            group.start(partial(answer, model, tokens))
-        run(group)
+    with model.moecast:
+        answer_together(model, PROMPTS)
     assert len(together.steps) == ANSWER_TOKENS
     for number, step in enumerate(together.steps):
         parts = [steps[number] for steps in alone]
         assert [event[:2] for event in step] == [event[:2] for event in parts[0]]
         for place, (name, _, value) in enumerate(step):
+            own = [part[place][2] for part in parts]
             if name == "requests":
-                lengths = [len(part[place][2]) for part in parts]
-                expected = [r for r, n in enumerate(lengths) for _ in range(n)]
-                assert value.tolist() == expected
-            else:
-                joined = torch.cat([torch.from_numpy(part[place][2]) for part in parts])
-                assert torch.equal(torch.from_numpy(value), joined)
+                own = [np.full_like(rows, number) for number, rows in enumerate(own)]
+            joined = np.concatenate(own)
+            assert (value.dtype, value.tolist()) == (joined.dtype, joined.tolist())
 
 
 def test_group__an_expert_is_read_once_for_all(tmp_path, monkeypatch):
@@ -134,8 +130,7 @@ def test_group__an_expert_is_read_once_for_all(tmp_path, monkeypatch):
 
 
 def test_group__draws_are_those_of_the_seed(model):
-    sampling = {"do_sample": True, "temperature": 2.0}
-    expected = []
+    sampling, expected = {"do_sample": True, "temperature": 2.0}, []
     for seed, tokens in enumerate(PROMPTS):
         torch.manual_seed(seed)
         expected.append(answer(model, tokens, **sampling))
@@ -212,38 +207,32 @@ def test_group__what_a_member_held_is_free_when_it_has_ended(model, no_search_fo
         assert (freed() is None) == (end != "in an error")  # its traceback shows it
         ended = weakref.ref(sequence)
         del sequence
-        assert ended() is None
-        assert freed() is None
+        assert ended() is freed() is None
 
 
 def test_group__caches_are_free_when_a_read_has_failed(tmp_path, monkeypatch, no_search_for_cycles):
-    broken = threading.Event()
-
-    def fail(_task) -> None:
-        if broken.is_set():
-            raise TransferError("the disk is gone")
+    before_each = Mock()
 
     def caches() -> int:
         return sum(type(one) is DynamicCache for one in gc.get_objects())
 
     folder = tiny_qwen2_moe(tmp_path)
     options = {"budget": "30%", "system": SystemConfig(prefetch=False)}
-    model = serve_with_transfers(folder, monkeypatch, before_transfers(fail), **options)
+    model = serve_with_transfers(folder, monkeypatch, before_transfers(before_each), **options)
     with model.moecast, LockstepGroup(model) as group:
         before = caches()
         sequences = [group.start(partial(answer, model, tokens)) for tokens in PROMPTS]
         group.step()
         assert caches() == before + len(sequences)
-        broken.set()
+        before_each.side_effect = TransferError
         run(group)
         assert {type(sequence.error) for sequence in sequences} == {TransferError}
         assert caches() == before
         assert "generate" in "".join(traceback.format_tb(sequences[0].error.__traceback__))
 
 
-def test_group__ctrl_c_closes_it_and_the_model_serves_on(model, monkeypatch):
-    expected = answer(model, PROMPTS[0])
-    group = LockstepGroup(model)
+def test_group__ctrl_c_closes_it_and_the_model_serves_on(model):
+    expected, group = answer(model, PROMPTS[0]), LockstepGroup(model)
     sequences = [group.start(partial(answer, model, tokens)) for tokens in PROMPTS]
     group.step()
     ready = model.moecast.engine.ready
@@ -253,10 +242,8 @@ def test_group__ctrl_c_closes_it_and_the_model_serves_on(model, monkeypatch):
             raise KeyboardInterrupt
         return ready(layer, wanted)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(model.moecast.engine, "ready", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            group.step()
+    with patch.object(model.moecast.engine, "ready", interrupted), pytest.raises(KeyboardInterrupt):
+        group.step()
     assert all(sequence.is_done for sequence in sequences)
     with pytest.raises(GroupError, match="closed"):
         group.start(lambda: None)
@@ -266,15 +253,12 @@ def test_group__ctrl_c_closes_it_and_the_model_serves_on(model, monkeypatch):
 
 def test_group__others_use_the_model_meanwhile(model):
     expected = [answer(model, tokens) for tokens in PROMPTS]
-    found: list[Tensor] = []
-    with LockstepGroup(model) as group:
+    with LockstepGroup(model) as group, ThreadPoolExecutor(1) as pool:
         sequences = [group.start(partial(answer, model, tokens)) for tokens in PROMPTS]
         group.step()
-        thread = threading.Thread(target=lambda: found.append(answer(model, PROMPTS[3])))
-        thread.start()
+        found = pool.submit(answer, model, PROMPTS[3])
         run(group)
-        thread.join()
-        assert torch.equal(found[0], expected[3])
+        assert torch.equal(found.result(), expected[3])
         assert_equal(sequences, expected)
 
 

@@ -19,15 +19,6 @@ from runtime.tools.bench import tasks
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.rows import BenchRow, compare_simulated, make_rows, print_tables
 from runtime.tools.bench.serve import with_counts
-from runtime.tools.bench.tasks import (
-    RequestsTask,
-    batch_prompts,
-    cached_bytes,
-    find_replayed,
-    live_cases,
-    make_requests,
-    run_rounds,
-)
 from runtime.tools.child_process import ChildFailure, describe_exit, run_in_child
 from tests.builders.entries import tiny_spec
 from tests.builders.models import tiny_qwen2_moe
@@ -40,28 +31,26 @@ BELADY = SystemConfig(name="belady", prefetch=False, eviction="belady")
 
 def test_live_cases__include_on_demand_and_no_bounds():
     config = BenchConfig(system=[LFU, BELADY], budget=["10%", "20%"], batch_size=[1, 4])
-    found = [(a.condition.batch, a.condition.budget, a.variant.label) for a in live_cases(config)]
+    cases = tasks.live_cases(config)
+    found = [(one.condition.batch, one.condition.budget, one.variant.label) for one in cases]
     assert found == list(product((1, 4), ("10%", "20%"), ("on-demand", "lfu")))
-    assert find_replayed(config.system) == [BELADY]
-    on_demand = live_cases(config)[0].variant.system
+    assert tasks.find_replayed(config.system) == [BELADY]
+    on_demand = cases[0].variant.system
     assert (on_demand.prefetch, on_demand.eviction) == (False, "lru")
 
 
 def test_ablation__is_promoe_without_each_technique():
     promoe = SystemConfig(name="promoe", predictor="mlp")
     config = BenchConfig(system=[promoe], budget=["10%"], ablation=True)
-    live = [case.variant.system for case in live_cases(config)]
-    off = [
-        [name for name in ("chunked", "early_preemption", "reordered") if not getattr(one, name)]
-        for one in live[1:]
-    ]
+    live = [case.variant.system for case in tasks.live_cases(config)]
+    techniques = ("chunked", "early_preemption", "reordered")
+    off = [[name for name in techniques if not getattr(one, name)] for one in live[1:]]
     assert off == [[], ["chunked"], ["early_preemption"], ["reordered"]]
     assert {one.predictor for one in live[1:]} == {"mlp"}
 
 
 def test_static__holds_what_the_zoo_s_popularity_names(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    model = ModelConfig(name="tiny", id=str(folder))
+    model = ModelConfig(name="tiny", id=str(tiny_qwen2_moe(tmp_path / "model")))
     static = SystemConfig(name="static", prefetch=False, eviction="static")
     assert with_counts(static, model, None) == static
     shares_LE = np.linspace(0, 1, 16, dtype=np.float32).reshape(2, 8)
@@ -74,41 +63,35 @@ def test_static__holds_what_the_zoo_s_popularity_names(tmp_path):
 
 def test_requests__take_the_prompts_in_turn_and_warm_up_first():
     config = BenchConfig(system=[LFU], requests=2, max_new_tokens=5, warm_up_tokens=3)
-    found = batch_prompts([[1], [2], [3]], 2, config)
-    assert [one.prompts for one in found] == [((1,), (2,)), ((3,), (1,)), ((2,), (3,))]
-    assert [one.new_tokens for one in found] == [3, 5, 5]
-    assert [one.is_measured for one in found] == [False, True, True]
+    found = tasks.batch_prompts([[1], [2], [3]], 2, config)
+    expected = [(((1,), (2,)), 3, False), (((3,), (1,)), 5, True), (((2,), (3,)), 5, True)]
+    assert [(one.prompts, one.new_tokens, one.is_measured) for one in found] == expected
     config = BenchConfig(system=[LFU], warm_up_tokens=0)
-    assert [one.is_measured for one in batch_prompts([[1]], 1, config)] == [True]
+    assert [one.is_measured for one in tasks.batch_prompts([[1]], 1, config)] == [True]
 
 
 def test_requests__longer_than_the_context_are_refused(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path)
     config = BenchConfig(system=[LFU], max_new_tokens=100_000)
     with pytest.raises(MoecastError, match="lower max_new_tokens"):
-        make_requests(config, folder)
+        tasks.make_requests(config, tiny_qwen2_moe(tmp_path))
 
 
 def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path, monkeypatch):
     asked = []
 
     def run_in_child(_function, task, _folder, **_):
-        system, budget = task.case.variant.system.name, task.case.condition.budget
-        asked.append((system, budget))
-        if system == "lfu" and budget == "20%":
-            return ChildFailure("no room")
-        return asdict(made_run())
+        asked.append((task.case.variant.system.name, task.case.condition.budget))
+        return ChildFailure("no room") if asked[-1] == ("lfu", "20%") else asdict(made_run())
 
     monkeypatch.setattr(tasks, "run_in_child", run_in_child)
-    config = BenchConfig(system=[LFU], budget=["10%", "20%"])
-    done = []
-    requests = {1: batch_prompts([[1]], 1, config)}
+    config, done = BenchConfig(system=[LFU], budget=["10%", "20%"]), []
+    requests = {1: tasks.batch_prompts([[1]], 1, config)}
     options = {"folder": tiny_qwen2_moe(tmp_path / "model"), "scratch": tmp_path}
-    outcomes = run_rounds(config, live_cases(config), requests, **options, advance=done.append)
+    cases = tasks.live_cases(config)
+    outcomes = tasks.run_rounds(config, cases, requests, **options, advance=done.append)
     once = [("on-demand", "10%"), ("lfu", "10%"), ("on-demand", "20%"), ("lfu", "20%")]
     assert asked == once + once[2::-1] + once[:3]
-    assert sum(done) == 12
-    assert [len(one.runs) for one in outcomes] == [3, 3, 3, 0]
+    assert (sum(done), [len(one.runs) for one in outcomes]) == (12, [3, 3, 3, 0])
     assert outcomes[3].failed == "no room"
 
 
@@ -121,16 +104,15 @@ def test_run_rounds__drop_the_pages_of_a_store_below_the_home_folder(tmp_path, m
     monkeypatch.setattr(tasks, "run_in_child", lambda *_, **__: ChildFailure("no room"))
     config = BenchConfig(system=[LFU], store=StoreConfig(path=Path("~/store")))
     options = {"folder": tiny_qwen2_moe(tmp_path / "model"), "scratch": tmp_path}
-    run_rounds(config, live_cases(config), {1: []}, **options, advance=lambda _: None)
+    tasks.run_rounds(config, tasks.live_cases(config), {1: []}, **options, advance=lambda _: None)
     assert tmp_path / "store" / "experts" in dropped
 
 
 PLAIN = "runtime.tools.bench.serve:run_plain_task"
 
 
-NOWHERE = RequestsTask(
-    config=BenchConfig(model=ModelConfig(id="nowhere"), device="cpu", system=[LFU]), requests={}
-)
+ELSEWHERE = BenchConfig(model=ModelConfig(id="nowhere"), device="cpu", system=[LFU])
+NOWHERE = tasks.RequestsTask(config=ELSEWHERE, requests={})
 
 
 def test_run_in_child__a_failing_child_gives_its_reason(tmp_path):
@@ -155,22 +137,17 @@ def test_describe_exit__is_the_last_line_or_the_signal():
 
 def test_figures__are_medians_of_runs_and_ratios_within_a_repetition():
     base = outcome("on-demand")
-    base.runs = [
-        made_run(tpot_seconds=[0.4, 0.4], ttft_seconds=[2.0]),
-        made_run(tpot_seconds=[0.8, 0.8], ttft_seconds=[2.0]),
-        made_run(tpot_seconds=[0.4, 0.4], ttft_seconds=[8.0]),
-    ]
+    times = ((0.4, 2.0), (0.8, 2.0), (0.4, 8.0))
+    base.runs = [made_run(tpot_seconds=[tpot] * 2, ttft_seconds=[ttft]) for tpot, ttft in times]
     one = outcome("moecast")
     decode = {
         **ZERO, "hits": 3, "requests": 4, "bytes_moved": 60, "bytes_late": 5,
         "stall_seconds": 0.1, "predictor_seconds": 0.05, "link_seconds": 0.2,
     }  # fmt: skip
     prefill = {**ZERO, "hits": 1, "requests": 10, "bytes_moved": 40, "link_seconds": 0.3}
-    one.runs = [
-        made_run(tpot_seconds=[0.1, 0.3, 0.1], decode=decode, prefill=prefill, wall_seconds=2.0),
-        made_run(tpot_seconds=[0.2, 0.2, 0.1], decode=decode, prefill=prefill, wall_seconds=1.0),
-        made_run(tpot_seconds=[0.4, 0.4, 0.2], decode=decode, prefill=prefill, wall_seconds=3.0),
-    ]
+    counts = {"decode": decode, "prefill": prefill}
+    times = (([0.1, 0.3, 0.1], 2.0), ([0.2, 0.2, 0.1], 1.0), ([0.4, 0.4, 0.2], 3.0))
+    one.runs = [made_run(tpot_seconds=tpot, wall_seconds=wall, **counts) for tpot, wall in times]
     row = make_rows([base, one])[1]
     assert (row.tpot_of_runs, row.tpot_seconds) == ([0.1, 0.2, 0.4], 0.2)
     # Within the repetitions: 4, 4 and 1.
@@ -183,12 +160,10 @@ def test_figures__are_medians_of_runs_and_ratios_within_a_repetition():
     ends = (np.mean(steps) - half, np.mean(steps) + half)
     assert row.tpot_interval_seconds == pytest.approx(ends)
     # Three tokens of one row, in 2, 1 and 3 seconds.
-    assert row.tokens_per_second == 1.5
-    assert (row.decode_hit_rate, row.prefill_hit_rate) == (0.75, 0.1)
-    assert row.decode_stall_share == pytest.approx(0.1 / 0.5)
-    assert row.decode_predictor_share == pytest.approx(0.05 / 0.5)
-    assert (row.bytes_moved, row.bytes_late) == (100, 5)
-    assert row.bytes_moved_per_decode_step == 20
+    assert (row.tokens_per_second, row.decode_hit_rate, row.prefill_hit_rate) == (1.5, 0.75, 0.1)
+    # Of .5 s, .1 and .05.
+    assert (row.decode_stall_share, row.decode_predictor_share) == pytest.approx((0.2, 0.1))
+    assert (row.bytes_moved, row.bytes_late, row.bytes_moved_per_decode_step) == (100, 5, 20)
     assert row.read_bytes_per_second == pytest.approx(200)
     assert row.memory_beside_bytes == 400 - 50 - 100
 
@@ -210,8 +185,7 @@ def test_simulated_rows__are_relative_to_on_demand():
                "ttft_seconds": 0.5}  # fmt: skip
     rows = [BenchRow(budget=budget, **figures) for budget in ("50%", "9%")]
     here, elsewhere = compare_simulated(rows, live)
-    assert (here.tpot_speed_up, here.ttft_speed_up) == (4.0, 2.0)
-    assert elsewhere.tpot_speed_up is None
+    assert (here.tpot_speed_up, here.ttft_speed_up, elsewhere.tpot_speed_up) == (4.0, 2.0, None)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
@@ -220,13 +194,10 @@ def test_remembered_bytes__counts_pages_that_were_read(tmp_path):
     file.write_bytes(bytes(3 * mmap.PAGESIZE + 1))
     empty.touch()
     file.read_bytes()
-    assert cached_bytes([file, empty]) == 4 * mmap.PAGESIZE
+    assert tasks.cached_bytes([file, empty]) == 4 * mmap.PAGESIZE
 
 
 def test_choose_fastest__is_the_machine_when_nothing_else_ran():
     slow, fast, failed = ({"step_seconds": 0.045}, []), ({"step_seconds": 0.03}, []), (None, [])
-    assert choose_fastest([slow, fast]) is fast
-    assert choose_fastest([fast, slow]) is fast
-    assert choose_fastest([failed, slow]) is slow
-    assert choose_fastest([failed, failed]) is failed
-    assert choose_fastest([]) == (None, [])
+    ran = [[slow, fast], [fast, slow], [failed, slow], [failed, failed], []]
+    assert [choose_fastest(arms) for arms in ran] == [fast, fast, slow, failed, (None, [])]

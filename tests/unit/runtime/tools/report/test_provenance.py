@@ -1,40 +1,31 @@
 """The origin of figures: one line that says how the numbers were made."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from predictors.table import Table
+from runtime.tools.report import provenance
 from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.provenance import (
-    LONGEST_COMMAND,
-    Provenance,
-    read_provenance,
-    spell_command,
-)
 
 RECORD = {
-    "command": "train",
+    "command": "train", "started": "2026-11-22T06:31:31+00:00", "seed": 3,
     "argv": ["predictor=all", "run_dir=/home/me/run", "trace=/home/me/traces/one"],
-    "started": "2026-11-22T06:31:31+00:00",
-    "seed": 3,
     "git_revision": "d29fd0b11949a06597cd9c32772e051f2b80d95a-dirty",
-}
+}  # fmt: skip
 LINE = "python -m train predictor=all trace=one · 2026-11-22 · revision d29fd0b119-dirty · seed 3"
 
 
-def test_read__makes_a_line_of_the_runs_own_record(tmp_path: Path) -> None:
+def test_read__makes_a_line_of_the_runs_own_record(tmp_path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(RECORD))
-    provenance = read_provenance(tmp_path)
-    assert provenance.line() == LINE
+    assert provenance.read_provenance(tmp_path).line() == LINE
 
 
 @pytest.mark.parametrize("content", [None, "{}"])
-def test_read__is_none_without_a_record(tmp_path: Path, content: str | None) -> None:
+def test_read__is_none_without_a_record(tmp_path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "run.json").write_text(content)
-    assert read_provenance(tmp_path) is None
+    assert provenance.read_provenance(tmp_path) is None
 
 
 SPELT = [
@@ -46,16 +37,16 @@ SPELT = [
 
 @pytest.mark.parametrize(("label", "spelt"), SPELT)
 def test_spell__is_the_command_as_typed(label: str, spelt: str) -> None:
-    assert spell_command(label, ["x=1"]) == spelt
+    assert provenance.spell_command(label, ["x=1"]) == spelt
 
 
 def test_line__leaves_out_what_is_not_known_and_cuts_long_commands() -> None:
-    assert Provenance(command="moecast bench").line() == "moecast bench"
-    line = Provenance(command="x" * 500, seed=0).line()
-    assert line == "x" * (LONGEST_COMMAND - 1) + "… · seed 0"
+    assert provenance.Provenance(command="moecast bench").line() == "moecast bench"
+    line = provenance.Provenance(command="x" * 500, seed=0).line()
+    assert line == "x" * (provenance.LONGEST_COMMAND - 1) + "… · seed 0"
 
 
-def test_figures__have_title_and_origin(tmp_path: Path) -> None:
+def test_figures__have_title_and_origin(tmp_path) -> None:
     drawn = []
 
     def draw(figure, records) -> None:
@@ -63,19 +54,19 @@ def test_figures__have_title_and_origin(tmp_path: Path) -> None:
         figure.subplots().plot([1, 2])
         drawn.append(figure)
 
-    page = HtmlReport("Page", provenance=Provenance(command="moecast bench", seed=1))
+    page = HtmlReport("Page", provenance=provenance.Provenance(command="moecast bench", seed=1))
     page.add("A curve", Table.of(["x"], [[1]]), draw, name="curve")
     assert page.write_figures(tmp_path, "svg") == [tmp_path / "curve.svg"]
     assert {path.name for path in tmp_path.iterdir()} == {"curve.svg", "curve.csv"}
     assert drawn[0].get_suptitle() == "A curve"
     assert drawn[0].get_supxlabel() == "moecast bench · seed 1"
-    html = page.write(tmp_path).read_text()
-    assert "<code>moecast bench · seed 1</code>" in html
+    assert "<code>moecast bench · seed 1</code>" in page.write(tmp_path).read_text()
 
 
 def test_command__has_only_the_last_part_of_paths() -> None:
     kinds = "other_kinds={chat: /data/chat,code: runs/code}"
-    spelt = spell_command("moecast-train", ["trace=/data/traces/mine", kinds, "a=[/x/y]"])
+    given = ["trace=/data/traces/mine", kinds, "a=[/x/y]"]
+    spelt = provenance.spell_command("moecast-train", given)
     assert spelt == "moecast train trace=mine other_kinds={chat: chat,code: runs/code} a=[y]"
     zoos = "zoo=[s3://a/b,hf://c/d]"
-    assert spell_command("zoo", [zoos]) == f"python -m zoo {zoos}"
+    assert provenance.spell_command("zoo", [zoos]) == f"python -m zoo {zoos}"

@@ -12,9 +12,8 @@ from runtime.policy.eviction.registry import EVICTIONS
 from runtime.tools.report.series_styles import HUES, STYLES, line_style, series_style
 
 VARIANTS = ("-one-by-one", "-at-once")
-SYSTEMS = [
-    path.stem for path in Path("configs/system").glob("*.yaml") if not path.stem.endswith(VARIANTS)
-]
+NAMES = [path.stem for path in Path("configs/system").glob("*.yaml")]
+SYSTEMS = [name for name in NAMES if not name.endswith(VARIANTS)]
 NO_OWN_HUE = {"first-layers", "regret"}
 """Eviction policies that no figure compares, or that have the hue of the one that they replace
 (`reuse`) with another marker and dashes."""
@@ -33,8 +32,7 @@ def lab(color: str, cones: str) -> np.ndarray:
     """CIELAB of a colour `#rrggbb` as an eye with these cones sees it."""
     share = np.array([int(color[place : place + 2], 16) for place in (1, 3, 5)]) / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
-    seen = np.clip(CONES[cones] @ linear, 0, 1)
-    ratio = TO_XYZ @ seen / np.array([0.9505, 1.0, 1.089])
+    ratio = TO_XYZ @ np.clip(CONES[cones] @ linear, 0, 1) / np.array([0.9505, 1.0, 1.089])
     root = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
     return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
 
@@ -54,10 +52,9 @@ def test_styles__are_lines_that_can_be_drawn(name: str) -> None:
 @pytest.mark.parametrize("cones", CONES)
 @pytest.mark.parametrize("names", TABLES, ids=["predictors", "evictions", "systems"])
 def test_colors__differ_for_eyes_of_every_sort(names: list[str], cones: str) -> None:
-    least = 20 if cones == "all" else 10
     for one, other in combinations(names, 2):
         first, second = (lab(STYLES[name].color, cones) for name in (one, other))
-        assert np.linalg.norm(first - second) > least, (one, other)
+        assert np.linalg.norm(first - second) > (20 if cones == "all" else 10), (one, other)
 
 
 def test_regret__differs_from_reuse_without_a_hue_of_its_own() -> None:
