@@ -14,7 +14,7 @@ cdef class TierLink:
     cdef list _track_ends
 
     @cython.locals(is_idle_soon=bint)
-    cpdef bint takes_prefetch(self) except -1
+    cpdef bint takes_prefetch(self, double ahead_seconds) except -1
 
 
 cdef class TransferLoop:
@@ -25,11 +25,12 @@ cdef class TransferLoop:
     cdef public set _ahead
     cdef Py_ssize_t _num_submitted
     cdef bint _has_news
+    cdef double _last_event, _longest_pause
 
-    @cython.locals(link=TierLink)
+    @cython.locals(link=TierLink, now=double)
     cpdef pump(self, bint is_idle=*)
     cpdef _book(self)
-    @cython.locals(tier=CacheTier, ring=Ring, task=TransferTask)
+    @cython.locals(tier=CacheTier, ring=Ring, task=TransferTask, ahead=double)
     cpdef _fill(self, TierLink link, bint is_idle)
     cpdef _submit(self, TierLink link, TransferTask task)
     @cython.locals(link=TierLink, task=TransferTask)

@@ -4,6 +4,7 @@ Everything here runs on the model's thread, at its events. Rings move bytes mean
 book: requests first, then as many prefetches as the link transfers until the next event.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,8 +14,15 @@ from runtime.policy.tier import CacheTier, TransferTask
 from runtime.transfer.ring import Ring
 
 AHEAD_SECONDS = 4e-3
-"""Prefetches that a ring holds ahead, as time on its link: more than passes between two events of a
-model, so that the link never idles. What has not begun can be taken back."""
+"""Prefetches that a ring holds ahead at least, as time on its link. What has not begun can be taken
+back."""
+AHEAD_PAUSES = 2.0
+"""The same over the longest pause between two events of the model, in which nothing is submitted:
+several readers, each as slow as its link's mean, share the link."""
+MOST_AHEAD_SECONDS = 20e-3
+"""Longer pauses are not a layer's; forecasts to come should not wait behind so many prefetches."""
+PAUSE_MEMORY = 0.98
+"""What is kept of the longest pause at each event: each layer has an event of the same kind."""
 LEAST_AHEAD = 2
 """Prefetches that a ring holds at least: one that runs, and the next."""
 MEMORY = 0.9
@@ -68,9 +76,9 @@ class TierLink:
         ends[number : number + 1] = [end]
         return number
 
-    def takes_prefetch(self) -> bool:
-        """Returns whether another prefetch belongs into the ring."""
-        is_idle_soon = self.prefetched_bytes < AHEAD_SECONDS * self.bytes_per_second
+    def takes_prefetch(self, ahead_seconds: float) -> bool:
+        """Returns whether another prefetch belongs into the ring, which holds so much ahead."""
+        is_idle_soon = self.prefetched_bytes < ahead_seconds * self.bytes_per_second
         return is_idle_soon or len(self.prefetches) < LEAST_AHEAD
 
 
@@ -98,6 +106,8 @@ class TransferLoop:
         """Tickets of transfers that the computation waits for: the tiers know them as arrived."""
         self._has_news = False
         """An expert has arrived since `wait_for` looked."""
+        self._last_event = math.inf
+        self._longest_pause = 0.0
 
     # ---- at each event
 
@@ -107,6 +117,9 @@ class TransferLoop:
         Args:
             is_idle: No event may come for long: submit all that the tiers would fetch in idle time.
         """
+        now = self._read_clock()
+        self._longest_pause = max(now - self._last_event, PAUSE_MEMORY * self._longest_pause)
+        self._last_event = now
         self._book()
         for link in self.links:  # what a tier requests of the one below can start at once
             if link.ring.has_room() and (link.prefetches or link.tier.may_start()):
@@ -125,7 +138,8 @@ class TransferLoop:
                 self._submit(link, task)
             elif not (tier.lacks_slots and self._take_back_last(link)):
                 break
-        while ring.has_room() and (is_idle or link.takes_prefetch()):
+        ahead = max(AHEAD_SECONDS, min(AHEAD_PAUSES * self._longest_pause, MOST_AHEAD_SECONDS))
+        while ring.has_room() and (is_idle or link.takes_prefetch(ahead)):
             task = tier.next_task()
             if task is None:
                 break
@@ -162,7 +176,7 @@ class TransferLoop:
     def trim(self) -> None:
         """Takes back what was submitted for idle time and has not begun, the last first."""
         for link in self.links:
-            while not link.takes_prefetch() and self._take_back_last(link):
+            while not link.takes_prefetch(AHEAD_SECONDS) and self._take_back_last(link):
                 pass
 
     # ---- ends of transfers

@@ -1,5 +1,6 @@
 """Whatever the order in which transfers end, the books hold and every byte is right."""
 
+import itertools
 import random
 from collections import Counter
 
@@ -9,6 +10,7 @@ import torch
 
 from runtime.config import SystemConfig
 from runtime.errors import TransferError
+from runtime.transfer.watched_loop import WatchedLoop
 from tests.builders.models import plain_eager
 from tests.builders.served import count_pins, serve_with_rings
 from tests.builders.shuffled_ring import ShuffledRing
@@ -112,3 +114,25 @@ def test_loop__any_order_of_arrivals_gives_every_byte(
     assert (counts["refused"] > 0) == (fails > 0)
     assert sum(ring.num_ended for ring in rings) > 100
     assert all(ring.num_cancelled > 0 for ring in rings[-1:] if ring.num_threads == 1)
+
+
+@pytest.mark.parametrize(("pause", "held"), [(1e-3, 2), (3e-3, 3), (1.0, 10)])
+def test_loop__holds_more_prefetches_where_events_are_far_apart(folder, monkeypatch, pause, held):
+    """A link of 2 ms for an expert: at least 4 ms ahead, else twice the pause, at most 20 ms."""
+    clock = itertools.count()
+    monkeypatch.setattr(WatchedLoop, "_read_clock", lambda _: pause * next(clock))
+    monkeypatch.setattr(ShuffledRing, "poll", lambda _: None)
+    system = SystemConfig(per_layer=False, idle_prefetch=False)
+    model = serve_with_rings(
+        folder, monkeypatch, lambda _, arrivals, ring: ShuffledRing(arrivals, ring, 0),
+        budget="75%", system=system,
+    )  # fmt: skip
+    with model.moecast:
+        engine = model.moecast.engine
+        (link,) = engine.loop.links
+        engine.begin_step(np.array([1]), np.array([0]))
+        engine.cache.prefetch(1, range(EXPERTS), np.linspace(1, 0.5, EXPERTS).tolist())
+        link.bytes_per_second = engine.arenas[0].num_bytes / engine.arenas[0].num_slots / 2e-3
+        engine.pump()
+        assert len(link.prefetches) == held
+        engine.end_step()
