@@ -22,7 +22,7 @@ several readers, each as slow as its link's mean, share the link."""
 MOST_AHEAD_SECONDS = 20e-3
 """Longer pauses are not a layer's; forecasts to come should not wait behind so many prefetches."""
 PAUSE_MEMORY = 0.98
-"""What is kept of the longest pause at each event: each layer has an event of the same kind."""
+"""Weight of the longest pause at each later event: each layer has an event of the same kind."""
 LEAST_AHEAD = 2
 """Prefetches that a ring holds at least: one that runs, and the next."""
 MEMORY = 0.9
