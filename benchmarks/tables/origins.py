@@ -18,7 +18,7 @@ REPLAYS = (*CORE, "runtime/presets.py", "predictors")
 """Code that replays on simulated machines go through."""
 SERVED = (
     *("control_plane", "drafts", "drafts_resident", "formats", "klotski", "lockstep"),
-    *("payoff", "peers", "peers_avx2", "prefill", "quantised", "real_size", "serving", "validate"),
+    *("payoff", "peers", "prefill", "quantised", "real_size", "serving", "validate"),
 )
 REPLAYED = ("lookahead", "lookahead_published", "moecast", "papers", "routing")
 

@@ -16,9 +16,8 @@ PAGES = (
     *("README.md", "docs/results.md", "docs/laptop.md", "docs/capacity.md"),
     "benchmarks/README.md",
 )
-MARKED = re.compile(r"(<!--(\w+)(?: of (\w+))?-->\n).*?<!--end-->", re.DOTALL)
-"""A table on a page: `<!--FUNCTION-->` or, for another result than the function's own,
-`<!--FUNCTION of RESULT-->`, the lines that the function writes, and `<!--end-->`."""
+MARKED = re.compile(r"(<!--(\w+)-->\n).*?<!--end-->", re.DOTALL)
+"""A table on a page: `<!--FUNCTION-->`, the lines that the function writes, and `<!--end-->`."""
 
 
 def reference_model() -> list[str]:
@@ -78,7 +77,7 @@ def fill_page(text: str, refused: Container[str]) -> str:
 
     def fill(found: re.Match[str]) -> str:
         write = FUNCTIONS[found[2]]
-        names = TABLES[write] if found[3] is None else (found[3],)
+        names = TABLES[write]
         if any(name in refused for name in names):
             return found[0]
         return found[1] + "\n".join([*write(*map(read_document, names)), "<!--end-->"])

@@ -12,7 +12,7 @@ from benchmarks.process import ROOT
 from benchmarks.reports import Document, read_document
 from benchmarks.tables import markdown, pages, peers, systems
 from benchmarks.tables.figures import list_pages
-from benchmarks.tables.origins import CODE, refuse_unclean
+from benchmarks.tables.origins import refuse_unclean
 from predictors.errors import MoecastError
 
 
@@ -114,8 +114,7 @@ def test_tables__are_those_of_the_committed_results() -> None:
         assert pages.fill_page(text, refused) == text, f"{page}: run `python -m benchmarks tables`"
         marked = list(pages.MARKED.finditer(text))
         assert text.count("<!--end-->") == len(marked), page
-        assert {found[3] for found in marked if found[3]} <= set(CODE)
-        written += [found[2] for found in marked if found[3] is None]
+        written += [found[2] for found in marked]
     assert sorted(written) == sorted(pages.FUNCTIONS)
 
 
@@ -123,17 +122,16 @@ def test_tables__of_refused_results_stay_as_they_are(tmp_path, monkeypatch) -> N
     page = tmp_path / "page.md"
     page_text = (
         "# Page\n\n<!--live_table-->\nas it was\n\n<!--end-->\n"
-        "<!--live_table of evaluate-->\nas it was\n\n<!--end-->\n"
-        "<!--robustness_table of serving-->\nas it was\n\n<!--end-->\n"
+        "<!--robustness_table-->\nas it was\n\n<!--end-->\n"
     )
     page.write_text(page_text)
     monkeypatch.setattr(pages, "PAGES", [page])
-    monkeypatch.setattr(pages, "refuse_unclean", lambda: ["bench", "evaluate"])
+    monkeypatch.setattr(pages, "refuse_unclean", lambda: ["bench"])
     monkeypatch.setattr(pages, "warn_of_changes", lambda: None)
     monkeypatch.setattr(pages, "draw_figures", lambda _: None)
-    with pytest.raises(MoecastError, match=r"^tables and figures of bench, evaluate stay as"):
+    with pytest.raises(MoecastError, match=r"^tables and figures of bench stay as"):
         pages.run_tables(TablesConfig())
-    kept, _, written = page.read_text().partition("<!--robustness_table of serving-->\n")
+    kept, _, written = page.read_text().partition("<!--robustness_table-->\n")
     assert kept == page_text.partition("<!--robustness")[0]
     assert written.startswith("The server as a separate process")
     assert written.endswith("\n\n<!--end-->\n")
