@@ -108,6 +108,7 @@ class TransferLoop:
         """An expert has arrived since `wait_for` looked."""
         self._last_event = math.inf
         self._longest_pause = 0.0
+        """Seconds between two events, a maximum that decays by `PAUSE_MEMORY`."""
 
     # ---- at each event
 

@@ -215,7 +215,7 @@ static void copy_past_caches(uint8_t *target, const uint8_t *source, size_t size
         for (int i = 0; i < LINE / (int)sizeof *parts; i++)
             _mm_stream_si128((__m128i *)(target + done) + i, parts[i]);
     }
-    _mm_sfence(); /* before another thread is said that the bytes are there */
+    _mm_sfence(); /* before another thread learns that the bytes are there */
 #endif
     memcpy(target + done, source + done, size - done);
 }
