@@ -182,7 +182,11 @@ class PayoffConfig(BenchmarkConfig):
     """Runs of each format, budget and system, in turns."""
     requests: int = 4
     new_tokens: int = 64
-    """Greedy tokens of each request."""
+    """Greedy tokens of each request; at least 2, since the first is not timed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, new_tokens=2)
 
 
 @dataclass(frozen=True, kw_only=True)
