@@ -12,13 +12,16 @@ from runtime.sim.hardware import LATENCY_FILE
 from runtime.tools.report.provenance import REVISION_CHARACTERS, Provenance
 
 LIVE = ("runtime", "predictors")
-"""Code that live runs go through."""
+"""Code that live runs go through, and the machine's measurement for replays next to them."""
+UNPROFILED = ("runtime :!runtime/profiling/local.py", "predictors")
+"""Code of live runs alone."""
 CORE = ("runtime/policy", "runtime/sim", "runtime/transfer/loop.py")
 REPLAYS = (*CORE, "runtime/presets.py", "predictors")
 """Code that replays on simulated machines go through."""
+PROFILED = ("klotski", "real_size", "validate")
 SERVED = (
-    *("control_plane", "drafts", "drafts_resident", "formats", "klotski", "lockstep"),
-    *("payoff", "peers", "prefill", "quantised", "real_size", "serving", "validate"),
+    *("control_plane", "drafts", "drafts_resident", "formats", "lockstep", "payoff", "peers"),
+    *("prefill", "quantised", "serving"),
 )
 REPLAYED = ("lookahead", "lookahead_published", "moecast", "papers", "routing")
 
@@ -29,7 +32,8 @@ def own_code(name: str) -> str:
 
 
 CODE = {
-    **{name: (*LIVE, own_code(name)) for name in SERVED},
+    **{name: (*UNPROFILED, own_code(name)) for name in SERVED},
+    **{name: (*LIVE, own_code(name)) for name in PROFILED},
     **{name: (*REPLAYS, own_code(name)) for name in REPLAYED},
     "bench": LIVE,
     "capacity": ("collect", "train", *REPLAYS, own_code("capacity")),
@@ -39,7 +43,7 @@ CODE = {
     "scaling": (*REPLAYS, own_code("papers"), own_code("cluster")),
     "train": ("train", "predictors"),
 }
-"""Each result, and the folders and files of code that its figures depend on."""
+"""Each result, and the folders and files of code that its figures depend on, as git takes paths."""
 NO_CODE = (":!*.md", ":!*.pyi", ":!predictors/origin.py")
 """Files that no figure depends on, as git leaves them out: the last one reads the revision."""
 
@@ -84,7 +88,7 @@ def warn_of_changes() -> None:
             revision = clean_revision(origin)
             if revision is None:
                 continue
-            counts = {path: count_changed_files(revision, path) for path in code}
+            counts = {path.split()[0]: count_changed_files(revision, path) for path in code}
             changed = ", ".join(f"{path}: {count}" for path, count in counts.items() if count)
             since = f"files of code changed since {what} ({revision[:REVISION_CHARACTERS]})"
             if None in counts.values():
@@ -100,7 +104,7 @@ def count_changed_files(revision: str, path: str) -> int | None:
     Comments, docstrings and pages are no code, nor is what reads the revision itself. None for an
     unknown revision.
     """
-    files = git("diff", "--name-only", revision, "HEAD", "--", path, *NO_CODE)
+    files = git("diff", "--name-only", revision, "HEAD", "--", *path.split(), *NO_CODE)
     if files is None:
         return None
     return sum(read_code(revision, file) != read_code("HEAD", file) for file in files.splitlines())

@@ -1,8 +1,9 @@
 """Measures this machine with a loaded model, the `local` hardware profile, and a model's shape.
 
 One token after the same context is computed repeatedly. From the second time on all its experts are
-in memory, so that only the computation and the runtime's bookkeeping take time. The same with a
-concurrently reading thread shows how much each slows the other.
+in memory, so that only the computation and the runtime's bookkeeping take time. The same with as
+many threads reading as while serving shows how much each slows the other: two reads at once need
+more of a small processor than one.
 """
 
 import statistics
@@ -38,7 +39,7 @@ from runtime.transfer.thread_ring import make_arrivals
 PROMPT_TOKENS = 32
 """Before the token that is computed again: attention over a few dozen, as in the outlook."""
 STEPS = 12
-"""Steps without, and as many with a reading thread."""
+"""Steps without, and as many with reading threads."""
 EXPERT_TOKENS = 16
 PREDICTOR_KIND = "mlp"
 PREDICTOR_SECONDS = 60e-6
@@ -155,7 +156,7 @@ def _measured(
         alone = average_steps(spans)
         spans.clear()
         chunk_times: list[float] = []
-        with ProbeReader(store) as reader:
+        with ProbeReader(store, num_threads=STORE_THREADS) as reader:
             for _ in range(STEPS):
                 chunk_times += reader.keep_busy()
                 step()
@@ -166,6 +167,7 @@ def _measured(
         engine.swap_timeline(timeline)
     kind = engine.driver.predictor_kind
     reads = _mean(before, after)
+    chunk_together = reads.chunk / reads.speed_together
     one_token, many_tokens = _expert_seconds(model, layers[0], store)
     expert_per_token = max(0.0, many_tokens - one_token) / (EXPERT_TOKENS - 1)
     layer_per_token = max(0.0, trimmed_mean(prompt_layers) - alone.layer) / (PROMPT_TOKENS - 1)
@@ -192,7 +194,7 @@ def _measured(
             predictor_inline=True,
             num_readers=STORE_THREADS,
             transfer_speed_together=reads.speed_together,
-            transfer_speed_computing=min(1.0, reads.chunk / trimmed_mean(chunk_times)),
+            transfer_speed_computing=min(1.0, chunk_together / trimmed_mean(chunk_times)),
             compute_speed_transferring=min(1.0, alone.total / slowed.total),
         ),
     )

@@ -44,7 +44,10 @@ def test_cell__is_the_same_work_live_and_simulated(recorded, monkeypatch, system
     monkeypatch.setattr(validate, "measure", measure)
     cell = ValidateCell("25%", system)
     validate.run_live(MODEL, cell, prompts, 4, tokens)
-    row = validate.compare(cell, steps, spec)
+    machine = replace(MACHINE, layer_fixed=2e-3, predictor_seconds=9.0)
+    row = validate.compare(cell, steps, spec, machine)
+    # The machine of all cells, and the predictor of this one.
+    assert (row.profile["layer_fixed"], row.profile["predictor_seconds"]) == (2e-3, 1e-4)
     assert row.system == system.name
     # First without what would move bytes while one token is repeated.
     switches = ("prefetch", "idle_prefetch", "drop_used")

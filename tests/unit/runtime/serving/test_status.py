@@ -76,7 +76,7 @@ def test_status__includes_the_engine_once_it_is_ready(tmp_path):
     assert min(status["bytes_from"]["disk"], status["seconds"]["predictor"]) > 0
     # Without an entry there is no card, and no drift.
     assert (status["faults"], status["lost_threads"], status["predictor_drift"]) == ({}, 0, None)
-    assert status["prefetching"] in (True, False)  # the default system is adaptive
+    assert status["prefetching"] is model.moecast.engine.payoff.is_on
     assert telemetry.metrics.loaded is loaded
 
 

@@ -102,7 +102,8 @@ def test_audit__entropy_and_lru_by_hand():
 
 def test_corpus__split_goes_by_content_and_takes_its_share():
     assert 40 <= Counter(is_held_out(chat(str(i), "answer")) for i in range(4_000))[True] <= 130
-    assert is_held_out("a") == is_held_out("a")
+    # The published model's split: the same documents on every machine and in every run.
+    assert [i for i in range(200) if is_held_out(str(i))] == [51, 55, 152, 178]
 
 
 def test_prepare__without_a_corpus_names_the_options(tmp_path):
