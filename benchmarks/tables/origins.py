@@ -11,9 +11,9 @@ from predictors.origin import read_git_revision
 from runtime.sim.hardware import LATENCY_FILE
 from runtime.tools.report.provenance import REVISION_CHARACTERS, Provenance
 
-LIVE = ("runtime", "predictors")
+LIVE = ("runtime :!runtime/serving", "predictors")
 """Code that live runs go through, and the machine's measurement for replays next to them."""
-UNPROFILED = ("runtime :!runtime/profiling/local.py", "predictors")
+UNPROFILED = (f"{LIVE[0]} :!runtime/profiling/local.py", "predictors")
 """Code of live runs alone."""
 CORE = ("runtime/policy", "runtime/sim", "runtime/transfer/loop.py")
 REPLAYS = (*CORE, "runtime/presets.py", "predictors")
@@ -21,7 +21,7 @@ REPLAYS = (*CORE, "runtime/presets.py", "predictors")
 PROFILED = ("klotski", "real_size", "validate")
 SERVED = (
     *("control_plane", "drafts", "drafts_resident", "formats", "lockstep", "payoff", "peers"),
-    *("prefill", "quantised", "serving"),
+    *("prefill", "quantised"),
 )
 REPLAYED = ("lookahead", "lookahead_published", "moecast", "papers", "routing")
 
@@ -40,6 +40,7 @@ CODE = {
     "dequantise": ("runtime/store", own_code("dequantise")),
     "evaluate": ("train/evaluate", *REPLAYS),
     "predictor_latency": ("predictors", own_code("latency")),
+    "serving": ("runtime", "predictors", own_code("serving")),
     "scaling": (*REPLAYS, own_code("papers"), own_code("cluster")),
     "train": ("train", "predictors"),
 }

@@ -218,6 +218,9 @@ class Engine:
         self, layer: int, experts_TK: Ints, logits_TE: Floats | None, _weights_TK: Floats | None
     ) -> None:
         tokens_per_expert = count_tokens(experts_TK, self._num_experts)
+        if not self._is_complete:
+            # Else what arrived during attention would count as missing, and be scored for at once.
+            self.loop.book()
         self.driver.before_request(layer, experts_TK, logits_TE, tokens_per_expert)
         self._request(layer, tokens_per_expert, experts_TK)
         if self.loop.timeline is not None:

@@ -129,6 +129,8 @@ def http_errors(service: GenerationService) -> Callable[[Request, Exception], An
     async def handle(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         problem, loaded = str(error.detail), service.loaded
+        if error.__cause__ is not None:
+            problem += f": {error.__cause__}"
         if error.status_code in (404, 405):
             model = f", with the model {loaded.info.name!r}" if loaded is not None else ""
             problem = (

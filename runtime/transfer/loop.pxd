@@ -29,7 +29,7 @@ cdef class TransferLoop:
 
     @cython.locals(link=TierLink, now=double)
     cpdef pump(self, bint is_idle=*)
-    cpdef _book(self)
+    cpdef book(self)
     @cython.locals(tier=CacheTier, ring=Ring, task=TransferTask, ahead=double)
     cpdef _fill(self, TierLink link, bint is_idle)
     cpdef _submit(self, TierLink link, TransferTask task)

@@ -121,13 +121,13 @@ class TransferLoop:
         now = self._read_clock()
         self._longest_pause = max(now - self._last_event, PAUSE_MEMORY * self._longest_pause)
         self._last_event = now
-        self._book()
+        self.book()
         for link in self.links:  # what a tier requests of the one below can start at once
             if link.ring.has_room() and (link.prefetches or link.tier.may_start()):
                 self._fill(link, is_idle)
 
-    def _book(self) -> None:
-        """Calls `_finish` with what has arrived, unless `wait` has."""
+    def book(self) -> None:
+        """Books what has arrived: calls `_finish` with it, unless `wait` has."""
 
     def _fill(self, link: TierLink, is_idle: bool) -> None:
         tier, ring = link.tier, link.ring

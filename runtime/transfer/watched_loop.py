@@ -73,7 +73,7 @@ class WatchedLoop(TransferLoop):
 
     # ---- ends of transfers
 
-    def _book(self) -> None:
+    def book(self) -> None:
         for link in self.links:
             link.ring.poll()
         for ticket, status, seconds, end in self._arrivals.take():

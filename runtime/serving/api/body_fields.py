@@ -124,6 +124,7 @@ PROBLEMS = {
     "dict_type": "must be an object",
     "list_type": "must be a list",
     "string_type": "must be a text",
+    "text_or_list": "must be a text or a list",
     "string_unicode": "it has half a surrogate pair, which is no character",
     "bool_type": "must be true or false",
     "int_type": "must be a whole number",
@@ -146,8 +147,12 @@ PROBLEMS = {
 def describe_problem(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors in words about JSON, with the value if it is short."""
     context = error.get("ctx", {})
-    is_surrogate = isinstance(context.get("error"), UnicodeError)
-    template = PROBLEMS.get("string_unicode" if is_surrogate else error["type"])
+    kind = error["type"]
+    if isinstance(context.get("error"), UnicodeError):
+        kind = "string_unicode"
+    elif kind == "string_type" and error["loc"][-1] == TEXT.tag:
+        kind = "text_or_list"
+    template = PROBLEMS.get(kind)
     if template is None:
         return str(error["msg"])
     problem = template.format(**{name: whole_number(limit) for name, limit in context.items()})

@@ -12,7 +12,7 @@ from runtime.config import SystemConfig
 from runtime.errors import TransferError
 from runtime.transfer.watched_loop import WatchedLoop
 from tests.builders.models import plain_eager
-from tests.builders.served import count_pins, serve_with_rings
+from tests.builders.served import count_pins, serve_with_rings, serving
 from tests.builders.shuffled_ring import ShuffledRing
 
 LAYERS, EXPERTS, STEPS = 3, 12, 40
@@ -136,3 +136,17 @@ def test_loop__holds_more_prefetches_where_events_are_far_apart(folder, monkeypa
         engine.pump()
         assert len(link.prefetches) == held
         engine.end_step()
+
+
+def test_routed__finds_what_has_arrived_since_the_last_event(folder):
+    system = SystemConfig(chunked=False, idle_prefetch=False)
+    with serving(folder, budget="75%", system=system) as model:
+        engine = model.moecast.engine
+        engine.begin_step(np.array([1]), np.array([0]))
+        engine.cache.prefetch(1, [3], [1.0])
+        engine.pump()
+        engine.loop.wait()  # during attention: no event
+        engine.routed(1, np.array([[3]]), None, None)
+        engine.end_step()
+        stats = model.moecast.stats()
+        assert (stats["hits"], stats["requests"]) == (1, 1)

@@ -17,8 +17,8 @@ TOKENS = torch.randint(1, 64, (1, 6), generator=torch.Generator().manual_seed(5)
 
 def test_timeline__spans_counters_and_flows(folder, tmp_path, monkeypatch):
     # Reads arrive when they are waited for, however fast they were.
-    book, wait = WatchedLoop._book, WatchedLoop.wait
-    monkeypatch.setattr(WatchedLoop, "_book", lambda _: None)
+    book, wait = WatchedLoop.book, WatchedLoop.wait
+    monkeypatch.setattr(WatchedLoop, "book", lambda _: None)
     monkeypatch.setattr(WatchedLoop, "wait", lambda self: (wait(self), book(self)))
     path = tmp_path / "deep" / "trace.json"
     with serving(folder, budget="25%", predictor="skip", trace_events=path) as model:

@@ -130,6 +130,7 @@ IN_WORDS = {
     "stream: must be true or false; got 1": {**PROMPT, "stream": 1},
     "logit_bias.1: must be at most 100; got 101": {**PROMPT, "logit_bias": {"1": 101}},
     "stop[1]: must be a text; got 1": {**PROMPT, "stop": ["a", 1]},
+    "stop: must be a text or a list; got 1": {**PROMPT, "stop": 1},
     "stream_options: must be an object; got 'all'": {**PROMPT, "stream_options": "all"},
 }
 
@@ -143,6 +144,8 @@ def test_body__that_is_no_object_says_so(server: RunningServer) -> None:
     assert error_of(post(server, CHAT, "[]"), 400)["message"] == "the body: must be an object"
     error = error_of(post(server, CHAT, '{"messages": }'), 400)
     assert error["message"] == "the body: it is not valid JSON: Expecting value (character 13)"
+    error = error_of(post(server, CHAT, b'{"prompt": "\xff"}'), 400)
+    assert "can't decode byte 0xff in position 12" in error["message"]
 
 
 MALFORMED = [
