@@ -171,11 +171,12 @@ def seconds(run: Callable[[], object]) -> float:
 class ProbeReader:
     """Reads random experts of the store, one after another, each once before any repeats.
 
-    A ring reads them, as while serving: compiled threads, and one read where an expert's parts lie
-    together. A context manager, which ends the ring.
+    Rings read them, as while serving: compiled threads, and one read where an expert's parts lie
+    together. A context manager, which ends the rings.
 
     Args:
-        num_threads: reads at once, each into a slot.
+        num_threads: reads at once. Each thread has a ring and a slot of its own: two reads into one
+            slot would damage each other's bytes, which a packed store notices.
     """
 
     def __init__(self, store: ExpertStore, *, first: int = 0, num_threads: int = 1):
@@ -184,8 +185,10 @@ class ProbeReader:
         arena = Arena(store.layouts, num_threads)
         for slot in range(num_threads):
             arena.slot(slot).zero_()  # touch its pages, as an arena's have been
-        self._ring = StoreRing(self._arrivals, store, arena, num_threads=num_threads, closes=False)
-        self._num_slots = num_threads
+        self._rings = [
+            StoreRing(self._arrivals, store, arena, num_threads=1, closes=False)
+            for _ in range(num_threads)
+        ]
         self._num_reads = 0
         self._num_running = 0
         """Reads that were begun and not taken yet."""
@@ -200,27 +203,29 @@ class ProbeReader:
     def _begin(self, first_chunk: int, end_chunk: int) -> None:
         self._place = (self._place + self._stride) % self._num_experts
         layer, expert = divmod(self._place, self._store.num_experts)
+        slot = self._num_reads % len(self._rings)
         task = TransferTask(
             # Layers may have fewer than the most.
             expert=(layer, expert % self._store.experts_per_layer[layer]),
-            slot=self._num_reads % self._num_slots,
+            slot=slot,
             first_chunk=first_chunk,
             end_chunk=end_chunk,
             num_bytes=sum(self._store.layouts[layer].chunk_bytes[first_chunk:end_chunk]),
             high=True,
             source_slot=None,
         )
-        self._ring.submit(self._num_reads, task)
+        self._rings[slot].submit(self._num_reads, task)
         self._num_reads += 1
         self._num_running += 1
 
     def _take(self) -> list[float]:
         times = []
         for ticket, status, taken, _ in self._arrivals.take():
-            if self._ring.settle(ticket, status):
+            ring = self._rings[ticket % len(self._rings)]
+            if ring.settle(ticket, status):
                 self._num_running -= 1
                 if status == FAILED:
-                    raise self._ring.errors.pop(ticket)
+                    raise ring.errors.pop(ticket)
                 times.append(taken)
         return times
 
@@ -256,14 +261,16 @@ class ProbeReader:
 
     def close(self) -> list[float]:
         """End the reads; returns the seconds of those not returned yet. Raises TransferError."""
-        self._ring.close(CLOSE_SECONDS)
+        for ring in self._rings:
+            ring.close(CLOSE_SECONDS)
         return self._take()
 
     def __enter__(self) -> "ProbeReader":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ring.close(CLOSE_SECONDS)
+        for ring in self._rings:
+            ring.close(CLOSE_SECONDS)
 
 
 @dataclass(frozen=True)
