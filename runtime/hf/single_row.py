@@ -4,8 +4,8 @@ PyTorch's own kernel for a single row, which steps of one token take (`runtime.h
 gets half of what memory gives a thread; `bfloat16.h` sums in the same order, fetches ahead, takes
 all experts of a layer that are ready in one call, and has threads whose number changes no bit.
 
-It is used where its bits are seen to be PyTorch's: for every number of columns once, on random
-rows.
+It is used where its bits are seen to be PyTorch's, for every number of columns once: on random
+rows, and on rows that show in which order they are summed.
 
 Shape suffixes: M matrices, N rows of weights, K columns.
 """
@@ -24,14 +24,16 @@ try:
 except ImportError:  # installed without compiled code, or with that of an earlier version
     multiply_bfloat16 = None  # type: ignore[assignment]
 
-LANES = {"AVX2": 8, "AVX512": 16}
-"""Numbers in a vector of PyTorch's kernel, by what PyTorch says of the processor."""
 LEAST_ROWS = 16
 """A matrix of fewer rows, such as a gate, is left to PyTorch, which may treat it as a vector."""
 LEAST_WEIGHTS = 1 << 17
 """A linear layer of fewer weights is left to PyTorch: they are in a cache, and calls cost more."""
-TRIED_ROWS = 64
-"""Rows of the matrix on which bits are compared."""
+TRIED_ROWS = 256
+"""Rows of each of the two matrices on which bits are compared."""
+TRIED_ENDS = (64, 32, 16)
+"""Columns at the end, where vectors may be left over that are summed otherwise."""
+ABSORBING = 2.0**40
+"""A number by which float32 loses what is added to it."""
 
 
 def multiply_rows(
@@ -74,7 +76,6 @@ def _multiply(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> Tens
     num_rows, num_columns = weights[0].shape
     y_MN = x.new_empty(len(weights), num_rows)
     is_done = multiply_bfloat16(
-        LANES.get(torch.backends.cpu.get_cpu_capability(), 0),
         [weight.data_ptr() for weight in weights],
         num_rows,
         num_columns,
@@ -89,12 +90,29 @@ def _multiply(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> Tens
 
 @cache
 def _has_equal_bits(num_columns: int, has_bias: bool) -> bool:
-    """Compare with PyTorch's kernel; oneDNN is off."""
+    """Compare with PyTorch's kernel; oneDNN is off.
+
+    Sums in another order mostly round to the same bfloat16. So two numbers in each row of the
+    second matrix are a huge one and its negative: what was added to one of them before they met is
+    lost from the sum.
+    """
     generator = torch.Generator().manual_seed(0)
-    rows_NK = torch.randn(TRIED_ROWS, num_columns, generator=generator, device="cpu").bfloat16()
-    x_1K, bias = rows_NK[:1] * 0.5, rows_NK[:, 0].contiguous() if has_bias else None
-    y_1N = _multiply(x_1K, [rows_NK], bias)
-    return y_1N is not None and torch.equal(y_1N, F.linear(x_1K, rows_NK, bias))
+    with torch.device("cpu"):
+        x_MK = torch.randn(2, num_columns, generator=generator)
+        rows_MNK = torch.randn(2, TRIED_ROWS, num_columns, generator=generator)
+        ends_4 = torch.tensor((num_columns, *TRIED_ENDS)).clamp(max=num_columns)
+        shares_2N = torch.rand(2, TRIED_ROWS, generator=generator)
+        places_2N = num_columns - 1 - (shares_2N * ends_4.repeat(TRIED_ROWS // 4)).long()
+    x_MK[1] = 1
+    for place_N, value in zip(places_2N, (ABSORBING, -ABSORBING), strict=True):
+        rows_MNK[1].scatter_(1, place_N[:, None], value)
+    x_MK, rows_MNK = x_MK.bfloat16(), rows_MNK.bfloat16()
+    bias = rows_MNK[0, :, 0].contiguous() if has_bias else None
+    y_MN = _multiply(x_MK, list(rows_MNK), bias)
+    expected = [
+        F.linear(x_1K, rows_NK, bias) for x_1K, rows_NK in zip(x_MK.split(1), rows_MNK, strict=True)
+    ]
+    return y_MN is not None and torch.equal(y_MN, torch.cat(expected))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -4,17 +4,14 @@
  * Each weight and activation is widened to float32. Eight registers take one vector of products
  * each in turn, by fused multiply-add; they are added in pairs, then the lanes of what is left,
  * halves first. Vectors beyond the last whole turn go into one further register. PyTorch's vectors
- * have 8 or 16 lanes, which decides how the sums are rounded: there is a kernel for each. Columns
- * are a multiple of two vectors.
+ * have 8 lanes, on processors with AVX-512 too. Columns are a multiple of two vectors.
  *
  * PyTorch's kernel waits for memory: one thread gets half of what memory gives. Here what comes
  * next is fetched ahead, and the activations are widened once for all rows.
  */
 #if HAS_OWN_DOTS
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
 #define REGISTERS 8
-
-typedef float (*DotBfloat16)(Py_ssize_t columns, const uint16_t *weights, const float *x);
+#define BFLOAT16_LANES 8
 
 static inline void fetch_row(const uint16_t *weights, Py_ssize_t columns) {
     for (Py_ssize_t line = 0; line < columns * 2; line += 64)
@@ -33,7 +30,7 @@ AVX2 INLINE float add_lanes_8(__m256 v) {
     return _mm256_cvtss_f32(v);
 }
 
-AVX2 static float dot_bfloat16_8(Py_ssize_t columns, const uint16_t *weights, const float *x) {
+AVX2 static float dot_bfloat16(Py_ssize_t columns, const uint16_t *weights, const float *x) {
     __m256 sums[REGISTERS], rest = _mm256_setzero_ps();
     Py_ssize_t i = 0;
     for (int r = 0; r < REGISTERS; r++) sums[r] = _mm256_setzero_ps();
@@ -48,45 +45,6 @@ AVX2 static float dot_bfloat16_8(Py_ssize_t columns, const uint16_t *weights, co
     for (; i < columns; i += 8)
         rest = _mm256_fmadd_ps(_mm256_loadu_ps(x + i), widen_8(weights + i), rest);
     return add_lanes_8(sums[0]) + add_lanes_8(rest);
-}
-
-AVX512 INLINE __m512 widen_16(const uint16_t *from) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(
-        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
-}
-
-AVX512 INLINE float add_lanes_16(__m512 v) {
-    v = _mm512_add_ps(v, _mm512_shuffle_f32x4(v, v, 0x4E));
-    v = _mm512_add_ps(v, _mm512_shuffle_f32x4(v, v, 0xB1));
-    v = _mm512_add_ps(v, _mm512_shuffle_ps(v, v, 0x4E));
-    v = _mm512_add_ps(v, _mm512_shuffle_ps(v, v, 0xB1));
-    return _mm512_cvtss_f32(v);
-}
-
-AVX512 static float dot_bfloat16_16(Py_ssize_t columns, const uint16_t *weights, const float *x) {
-    __m512 sums[REGISTERS], rest = _mm512_setzero_ps();
-    Py_ssize_t i = 0;
-    for (int r = 0; r < REGISTERS; r++) sums[r] = _mm512_setzero_ps();
-    for (; i + 16 * REGISTERS <= columns; i += 16 * REGISTERS) {
-#pragma GCC unroll 8
-        for (int r = 0; r < REGISTERS; r++)
-            sums[r] = _mm512_fmadd_ps(_mm512_loadu_ps(x + i + 16 * r),
-                                      widen_16(weights + i + 16 * r), sums[r]);
-    }
-    for (int half = REGISTERS / 2; half; half /= 2)
-        for (int r = 0; r < half; r++) sums[r] = _mm512_add_ps(sums[r], sums[r + half]);
-    for (; i < columns; i += 16)
-        rest = _mm512_fmadd_ps(_mm512_loadu_ps(x + i), widen_16(weights + i), rest);
-    return add_lanes_16(sums[0]) + add_lanes_16(rest);
-}
-
-/* The kernel for vectors of so many lanes; NULL: the processor has none. */
-static DotBfloat16 find_dot_bfloat16(int lanes) {
-    if (lanes == 8 && has_avx2()) return dot_bfloat16_8;
-    if (lanes == 16 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return dot_bfloat16_16;
-    return NULL;
 }
 
 /* To the nearest, ties to even; every NaN is the same. */

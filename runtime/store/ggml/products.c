@@ -721,7 +721,6 @@ static PyObject *encode(PyObject *module, PyObject *arguments) {
 
 #if HAS_OWN_DOTS
 typedef struct {
-    DotBfloat16 dot;
     uint64_t *matrices; /* address of each */
     Py_ssize_t num_matrices, rows, columns, chunks_of_matrix, rows_of_chunk;
     const float *x;       /* one row for all matrices, or one for each */
@@ -739,13 +738,13 @@ static void multiply_bfloat16_chunk(void *context, Py_ssize_t index) {
         (const uint16_t *)(uintptr_t)call->matrices[number] + row * call->columns;
     for (; row < end; row++, weights += call->columns) {
         fetch_row(weights, call->columns);
-        float sum = call->dot(call->columns, weights, call->x + number * call->x_columns);
+        float sum = dot_bfloat16(call->columns, weights, call->x + number * call->x_columns);
         if (call->bias) sum = widen_bfloat16(call->bias[row]) + sum;
         call->results[number * call->rows + row] = round_bfloat16(sum);
     }
 }
 
-/* multiply_bfloat16(lanes, matrices, rows, columns, x, num_x, bias, results, num_threads): results
+/* multiply_bfloat16(matrices, rows, columns, x, num_x, bias, results, num_threads): results
  * `(matrices, rows)` of matrices `(rows, columns)` at these addresses and `num_x` rows of `x`, one
  * for all matrices or one for each, and a bias `(rows)` or 0; all in bfloat16. Returns whether
  * there is a kernel. */
@@ -754,9 +753,9 @@ static PyObject *multiply_bfloat16(PyObject *module, PyObject *arguments) {
     PyObject *matrices;
     unsigned long long x, bias, results;
     Py_ssize_t num_x;
-    int lanes, num_threads;
+    int num_threads;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "iOnnKnKKi:multiply_bfloat16", &lanes, &matrices, &call.rows,
+    if (!PyArg_ParseTuple(arguments, "OnnKnKKi:multiply_bfloat16", &matrices, &call.rows,
                           &call.columns, &x, &num_x, &bias, &results, &num_threads))
         return NULL;
     call.num_matrices = PyList_Size(matrices);
@@ -765,8 +764,7 @@ static PyObject *multiply_bfloat16(PyObject *module, PyObject *arguments) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no matrices and rows for them");
         return NULL;
     }
-    call.dot = find_dot_bfloat16(lanes);
-    if (!call.dot || call.columns % (2 * lanes)) Py_RETURN_FALSE;
+    if (!has_avx2() || call.columns % (2 * BFLOAT16_LANES)) Py_RETURN_FALSE;
     call.x_columns = num_x == 1 ? 0 : call.columns;
     call.bias = (const uint16_t *)(uintptr_t)bias;
     call.results = (uint16_t *)(uintptr_t)results;

@@ -57,7 +57,6 @@ def encode(
     number: int, num_rows: int, num_columns: int, weights: int, rows: int, num_threads: int, /
 ) -> None: ...
 def multiply_bfloat16(
-    lanes: int,
     matrices: list[int],
     num_rows: int,
     num_columns: int,
