@@ -736,8 +736,9 @@ static void multiply_bfloat16_chunk(void *context, Py_ssize_t index) {
     Py_ssize_t end = row + call->rows_of_chunk < call->rows ? row + call->rows_of_chunk : call->rows;
     const uint16_t *weights =
         (const uint16_t *)(uintptr_t)call->matrices[number] + row * call->columns;
+    int is_near = has_vnni();
     for (; row < end; row++, weights += call->columns) {
-        fetch_row(weights, call->columns);
+        fetch_row(weights, call->columns, is_near);
         float sum = dot_bfloat16(call->columns, weights, call->x + number * call->x_columns);
         if (call->bias) sum = widen_bfloat16(call->bias[row]) + sum;
         call->results[number * call->rows + row] = round_bfloat16(sum);
