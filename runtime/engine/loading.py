@@ -32,6 +32,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.forecasters import LearnedStore, load_system_predictors, require_predictor
 from runtime.engine.memory import (
     freeze_while_loaded,
+    keep_decoded,
     release_earlier_models,
     release_unused,
     unfreeze_objects,
@@ -62,7 +63,12 @@ from runtime.hf.tokens import context_length
 from runtime.policy.budget import Budget
 from runtime.policy.placement import RankPart
 from runtime.presets import describe_choice
-from runtime.store.base import ExpertStore, describe_formats, max_slot_bytes
+from runtime.store.base import (
+    ExpertStore,
+    describe_formats,
+    max_decoded_bytes,
+    max_slot_bytes,
+)
 from runtime.store.dense_source import DenseCodes
 from runtime.store.model_source import resolve
 
@@ -214,6 +220,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
             f"system.hybrid=true: {type(plain).__name__} computes its experts with other code, "
             "on one device; leave system.hybrid=false"
         )
+    keep_decoded(max_decoded_bytes(experts))
     apply_decode_threads(plain, config.decode_threads, expert_bytes=max_slot_bytes(experts))
     obstacle = spread or find_model_obstacle(plain) or find_store_obstacle(experts.layouts)
     exact = choose_exact(config.exact, home, obstacle)

@@ -15,11 +15,14 @@ import psutil
 
 MADV_DONTNEED = 4
 """Linux: the pages go, and come back from their file when they are touched again."""
-M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
-"""glibc's `mallopt`: the number of heaps that threads may have together, and the size from which
-blocks have separate pages, which go back to the system when they are freed."""
+M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -8, -3, -1
+"""glibc's `mallopt`: the number of heaps that threads may have together, the size from which blocks
+have separate pages, which go back to the system when they are freed, and the free bytes at a heap's
+end from which these go back, too."""
 LARGE_BLOCK_BYTES = 256 << 10
 """Bodies, texts and their tokens; activations of one token are smaller."""
+MOST_BLOCK_BYTES = 32 << 20
+"""The most that glibc takes as M_MMAP_THRESHOLD."""
 LIBRARY_CODE = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) .[^w]\S* .*\.so(?:\.[^/\n]*)?\n(?:[A-Z].*\n)*?Anonymous: +0 kB",
     re.MULTILINE,
@@ -59,6 +62,19 @@ def share_one_heap() -> None:
         mallopt(M_ARENA_MAX, 1)
         # A fixed threshold: glibc's own rises to 32 MiB with the first large block that is freed.
         mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+
+
+def keep_decoded(num_bytes: int) -> None:
+    """Let memory freed after decoding an expert serve the next one (glibc; elsewhere nothing).
+
+    Its pages would go back to the system otherwise, and new ones take as long as the decoding.
+
+    Args:
+        num_bytes: for one expert; 0: experts are used as they are stored.
+    """
+    if num_bytes and (mallopt := _glibc("mallopt")) is not None:
+        mallopt(M_MMAP_THRESHOLD, MOST_BLOCK_BYTES)
+        mallopt(M_TRIM_THRESHOLD, num_bytes + MOST_BLOCK_BYTES)
 
 
 def return_free_heap() -> None:

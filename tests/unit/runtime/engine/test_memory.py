@@ -188,3 +188,25 @@ def test_peak__excludes_the_parent_process():
     held[::4096] = b"x" * len(held[::4096])
     code = "from runtime.engine.memory import peak_memory_bytes; print(peak_memory_bytes())"
     assert int(run_python("-c", code).stdout) < 200 * 2**20 < len(held)
+
+
+@LINUX
+def test_heap__keeps_the_pages_of_decoded_experts():
+    code = """
+import resource
+from runtime.engine.memory import keep_decoded
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+libc.mallopt(-3, 256 << 10)  # as the server does
+SIZE, TURNS = 20_000_000, 4
+keep_decoded(SIZE)
+for _ in range(TURNS):
+    block = libc.malloc(SIZE)
+    libc.memset(block, 1, SIZE)
+    libc.free(block)
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+block = libc.malloc(SIZE)
+libc.memset(block, 1, SIZE)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+"""
+    assert int(run_with_libc(code, "mallopt").stdout) < 100  # of nearly 5,000 pages
