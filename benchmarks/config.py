@@ -67,8 +67,8 @@ class MoecastConfig(BenchmarkConfig):
     trace: Path
     """Folder of a trace with all signals."""
     entries: Path
-    """Folder of the entries residual, reuse and stride, as `python -m train predictor=all` writes
-    them."""
+    """The model's name in the zoo, or a folder, of the entries residual, reuse and stride, as
+    `python -m train predictor=all` writes them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,7 +184,7 @@ def record_all(trace: Trace, entries: Path) -> tuple[list[ArrayStep], dict[str, 
     options: dict[str, Mapping[str, Any]] = {"residual": load_system("moecast").predictor_options}
     recorded = {
         kind: record_forecasts(
-            load_predictor(entries / kind, spec=trace.spec, options=options.get(kind)), steps
+            load_predictor(str(entries / kind), spec=trace.spec, options=options.get(kind)), steps
         )
         for kind in ("stride", "residual", "reuse")
     }
