@@ -138,6 +138,6 @@ def real_size_table(report: Document) -> list[str]:
         f"routing. {report.machine.cores} cores of {report.machine.cpu}, threads for computing: "
         f"{report.machine.threads}; prompts of {report.prompt_tokens} tokens, {report.new_tokens} "
         f"new ones; repetitions: {report.repetitions}. Mean TPOT, hits, bytes read per "
-        "token, TTFT; `benchmarks/results/real_size.json` has memory and load time:"
+        "token, TTFT; `benchmarks/results/real_size.json` has the memory:"
     )
     return section(text, ["budget", *columns], lines, report)
