@@ -15,8 +15,8 @@
 
 #define NEAR 2048 /* bytes */
 
-/* Fetches what comes next in memory. Processors with AVX-512, which fetch much of it unasked, gain
- * a third by what is near and into the first cache, and lose by what is far ahead. */
+/* Fetches what comes next in memory. Processors with AVX-512 VNNI, which fetch much of it unasked,
+ * gain a third by what is near and into the first cache, and lose by what is far ahead. */
 static inline void fetch_row(const uint16_t *weights, Py_ssize_t columns, int is_near) {
     uintptr_t coming = (uintptr_t)weights + (is_near ? NEAR : AHEAD);
     for (uintptr_t end = coming + (uintptr_t)columns * 2; coming < end; coming += 64) {
