@@ -10,7 +10,7 @@ from configs.commands import Command
 from configs.invocation import Invocation
 from predictors.errors import MoecastError, NegativeResult, describe_error
 from predictors.table import escape_controls
-from runtime.openmp import let_waiting_threads_sleep
+from runtime.library_defaults import set_library_defaults
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 MOST_CHARACTERS = 4000
@@ -32,7 +32,7 @@ def main(
     correct (2), a NegativeResult the answer "no" (1), any other is a failure (1). `debug=true`
     prints the traceback too.
     """
-    let_waiting_threads_sleep()
+    set_library_defaults()
     arguments = list(sys.argv[1:] if argv is None else argv)
     invocation = Invocation(called=called or f"python -m {program}", argv=arguments)
     debug = any(argument.lower().lstrip("-") in ("debug", "debug=true") for argument in arguments)

@@ -64,7 +64,7 @@ imported before it is used."""
 def __getattr__(name: str) -> Any:
     if name in MODULES:
         # Before PyTorch is imported.
-        import_own("runtime.openmp").let_waiting_threads_sleep()
+        import_own("runtime.library_defaults").set_library_defaults()
         return getattr(import_own(MODULES[name]), name)
     if name == "__version__":
         return import_own("predictors.origin").package_version("moecast") or "not installed"

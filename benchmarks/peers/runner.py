@@ -12,7 +12,7 @@ from benchmarks.peers.peers import Peer
 from benchmarks.peers.weights import ModelWeights, WeightPaths, list_files
 from benchmarks.process import ROOT, ProcessFailed, WorkerProcess, start_worker
 from predictors.units import MIB
-from runtime.openmp import WAIT_POLICY
+from runtime.library_defaults import WAIT_POLICY
 
 TIMEOUT_SECONDS = 150.0
 """Limit of importing, loading and all prompts; each prompt has its own, shorter one."""

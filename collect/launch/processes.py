@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 from collect.config import LauncherConfig
 from predictors.errors import MoecastError, describe_error
-from runtime.openmp import let_waiting_threads_sleep
+from runtime.library_defaults import set_library_defaults
 
 DoUnit = Callable[[str], Any]
 
@@ -77,7 +77,7 @@ class UnitWorker:
         if self._do is None:
             # Before torch is imported, which reads them once.
             os.environ["OMP_NUM_THREADS"] = str(self.threads)
-            let_waiting_threads_sleep()
+            set_library_defaults()
             module, _, function = self.entry.partition(":")
             self._do = getattr(import_module(module), function)(**json.loads(self.arguments))
             if "torch" in sys.modules:

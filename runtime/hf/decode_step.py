@@ -18,7 +18,7 @@ long as a product of a small expert: with experts in 4 bits one thread was twice
 processor is left to the reads and forecasts that go on meanwhile: on two processors, a second
 thread made a step a sixth faster with all experts resident and 5 to 10 % slower while experts were
 read. Prompts and batches are computed with all threads. Products of quantised rows, and of bfloat16
-with PyTorch's bits (`runtime.hf.single_row`), have threads of their own, which take what is there
+with PyTorch's bits (`runtime.hf.linear`), have threads of their own, which take what is there
 to be done without anybody waiting for them, and whose number changes no bit: these are as many as
 for prompts, while PyTorch's, which would keep a processor busy between two products, are left out.
 

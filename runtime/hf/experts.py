@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
 from runtime.accelerator import host_copy, send
+from runtime.hf.linear import HALF, linear, multiply_rows
 from runtime.hf.quantised_experts import compute_quantised
-from runtime.hf.single_row import linear, multiply_rows
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 
 IMPLEMENTATION = "moecast"
@@ -113,7 +113,7 @@ def compute_expert(module: nn.Module, weights: ExpertWeights, hidden_ND: Tensor)
     if there != home:
         hidden_ND = hidden_ND.to(there)
 
-    multiply = linear if hidden_ND.dtype is torch.bfloat16 else F.linear
+    multiply = linear if hidden_ND.dtype in HALF else F.linear
 
     def project(x: Tensor, name: str) -> Tensor:
         weight = weights[name]

@@ -39,13 +39,13 @@ from runtime.hf.gguf import apply_rope_factors, choose_dtype, lay_out_rows, open
 from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.grouped import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.layers import MoeLayer, attach_experts, find_moe_layers, find_top_k, sample_routers
+from runtime.hf.linear import convert_linears
 from runtime.hf.model_faults import (
     explain_loading,
     refuse_mismatched,
     refuse_missing,
     without_tables,
 )
-from runtime.hf.single_row import convert_linears
 from runtime.hf.strip import (
     Banks,
     list_taken_parameters,

@@ -74,6 +74,13 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def flip_bit(file: Path, bit: int) -> None:
+    """Flips one bit of a file, counted from its beginning."""
+    content = bytearray(file.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+
+
 def altered(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """A forged manifest: changed, and its digest made to fit."""
     path = folder / "manifest.json"

@@ -34,6 +34,11 @@ def replace_words(line: str, words: Mapping[str, str]) -> str:
     return line
 
 
+def add_options(line: str, options: Mapping[str, str]) -> str:
+    """Adds to a command what there is for its first two words."""
+    return f"{line} {options.get(' '.join(line.split()[:2]), '')}".strip()
+
+
 def run_command(line: str) -> None:
     """Runs `moecast ...` in this process, whose imports are done; fails unless it succeeds."""
     program, *arguments = shlex.split(line)

@@ -24,3 +24,12 @@ def make_traced_model(
     if other is not None:
         make_trace(folder / other, spec=spec, num_units=1, seed=1)
     return model
+
+
+def training_options(folder: Path, run_dir: Path) -> list[str]:
+    """Returns options of `moecast train` on them, for seconds; later ones replace them."""
+    return [
+        *(f"model.id={folder / 'tiny'}", "model.name=tiny", f"trace={folder / 'trace'}"),
+        *(f"run_dir={run_dir}", "predictor.width=32", "max_epochs=2", "batch_size=64"),
+        "replay_tokens=10",
+    ]

@@ -4,10 +4,12 @@ Read from the source, nothing of it is imported.
 """
 
 import ast
+import re
+from itertools import accumulate
 
 import pytest
 
-from tests.builders.sources import HEAVY, PACKAGES, find_circle, sources
+from tests.builders.sources import HEAVY, PACKAGES, Source, find_circle, sources
 
 MAY_IMPORT = {
     "predictors": set(),
@@ -17,7 +19,7 @@ MAY_IMPORT = {
     "train": {"predictors", "zoo", "runtime", "collect"},
 }
 ROOMS = (
-    "config", "errors", "openmp", "accelerator", "presets", "compiled", "policy", "store",
+    "config", "errors", "library_defaults", "accelerator", "presets", "compiled", "policy", "store",
     "transfer", "sim", "hf", "engine", "profiling", "generation", "serving", "tools", "commands",
 )  # fmt: skip
 """Of `runtime`, from the bottom to the top; its `__init__` and `__main__` import what they like."""
@@ -25,7 +27,7 @@ PURE = ("policy", "sim")
 """Rooms of `runtime` that decide and compute, without tensors and threads."""
 VENDOR_MODULES = ("torch.cuda", "torch.xpu", "torch.mps")
 """Modules that `runtime.accelerator` alone may name."""
-PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve"}
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "torch.load"}
 
 
 FOREIGN_LOADERS = ("benchmarks.peers.workers.with_airllm",)
@@ -42,14 +44,18 @@ def room(module: str) -> str | None:
     return rest[0] if package == "runtime" and rest and rest[0] != "__main__" else None
 
 
+def attributes(source: Source) -> set[str]:
+    """Names with a dot in a module: `torch.load`, `torch.cuda.synchronize`."""
+    return {ast.unparse(one) for one in ast.walk(source.tree) if isinstance(one, ast.Attribute)}
+
+
 def loaded_with(module: str) -> dict[str, str]:
     """Everything that importing a module imports, each with the module of ours that does so."""
     ours = sources()
     seen, waiting, loaded = set(), [module], {}
     while waiting:
-        name = waiting.pop()
-        parents = [".".join(name.split(".")[:end]) for end in range(1, name.count(".") + 1)]
-        for current in [name, *parents]:
+        # A module and the packages that it is in.
+        for current in accumulate(waiting.pop().split("."), "{}.{}".format):
             if current in seen or current not in ours:
                 continue
             seen.add(current)
@@ -74,18 +80,13 @@ def test_packages__import_only_those_below() -> None:
 
 
 def test_rooms__import_only_those_below() -> None:
-    height = {name: place for place, name in enumerate(ROOMS)}
     offenders = []
     for source in sources("runtime").values():
-        here = room(source.module)
-        if here is None:
-            continue
-        if here not in height:
-            offenders.append(f"{here} is no room")
-            continue
-        targets = {room(entry.module) for entry in source.imports if not entry.for_types}
-        up = {name for name in targets if name in height and height[name] > height[here]}
-        offenders += [f"{here} imports {name}" for name in up]
+        if here := room(source.module):
+            assert here in ROOMS, f"{here} is no room"
+            targets = {room(entry.module) for entry in source.imports if not entry.for_types}
+            above = targets.intersection(ROOMS[ROOMS.index(here) + 1 :])
+            offenders += [f"{here} imports {name}" for name in above]
     assert not offenders
 
 
@@ -111,14 +112,10 @@ def test_modules__import_no_underscored_name_of_another() -> None:
     offenders = []
     for source in sources(*PACKAGES, "benchmarks").values():
         for entry in source.imports:
-            if top(entry.module) in {*PACKAGES, "benchmarks"}:
-                private = [n for n in (entry.name or "", *entry.module.split(".")) if hidden(n)]
-                offenders += [f"{source.path} imports {name}" for name in private]
+            name = f"{entry.module}.{entry.name}"
+            if top(name) in {*PACKAGES, "benchmarks"} and re.search(r"\._(?!_)", name):
+                offenders.append(f"{source.path} imports {name}")
     assert not offenders
-
-
-def hidden(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
 
 
 @pytest.mark.parametrize("module", ["", ".config", ".__main__"])
@@ -141,13 +138,8 @@ def test_files__stay_readable() -> None:
 def test_sources__unpickle_nothing() -> None:
     offenders = []
     for source in sources().values():
-        used = {top(entry.module) for entry in source.imports}
-        offenders += [f"{source.path} imports {name}" for name in used & PICKLES]
-        offenders += [
-            f"{source.path}:{node.lineno} calls torch.load"
-            for node in ast.walk(source.tree)
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
-        ]
+        used = attributes(source) | {top(entry.module) for entry in source.imports}
+        offenders += [f"{source.path} uses {name}" for name in used & PICKLES]
     assert not offenders
 
 
@@ -155,24 +147,16 @@ def test_sources__name_no_kind_of_accelerator() -> None:
     """All others go through `runtime.accelerator`, so that each device works as CUDA does."""
     others = sources(*PACKAGES, "benchmarks")
     del others["runtime.accelerator"]
-    offenders = [
-        f"{source.path}:{node.lineno} uses {ast.unparse(node)}"
-        for source in others.values()
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in VENDOR_MODULES
-    ]
-    offenders += [
-        f"{source.path} imports {entry.module}"
-        for source in others.values()
-        for entry in source.imports
-        if f"{entry.module}.{entry.name}".startswith(VENDOR_MODULES)
-    ]
+    offenders = []
+    for source in others.values():
+        used = attributes(source) | {f"{entry.module}.{entry.name}" for entry in source.imports}
+        offenders += [f"{source.path} uses {one}" for one in used if one.startswith(VENDOR_MODULES)]
     assert not offenders
 
 
 def test_models__are_never_loaded_with_code_of_their_own() -> None:
     """Without the argument, Transformers asks standard input whether to run that code."""
-    offenders = [
+    assert not [
         f"{source.path}:{node.lineno}"
         for source in sources(*PACKAGES, "benchmarks").values()
         if source.module not in FOREIGN_LOADERS
@@ -182,4 +166,3 @@ def test_models__are_never_loaded_with_code_of_their_own() -> None:
         and node.func.attr == "from_pretrained"
         and "trust_remote_code=False" not in map(ast.unparse, node.keywords)
     ]
-    assert not offenders

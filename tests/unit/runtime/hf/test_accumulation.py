@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from transformers import Qwen2MoeConfig
 from transformers.integrations.moe import use_experts_implementation
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
@@ -17,13 +16,7 @@ def experts_that_add(sum_dtype, change=lambda _module, output: output):
     expert's output becomes, of which ours knows nothing."""
 
     @use_experts_implementation
-    class Experts(nn.Module):
-        def __init__(self, config):
-            super().__init__()
-            self.num_experts, self.act_fn = 4, F.silu
-            self.gate_up_proj = nn.Parameter(torch.empty(4, 8, 8))
-            self.down_proj = nn.Parameter(torch.empty(4, 8, 4))
-
+    class Experts(Qwen2MoeExperts):
         def forward(self, hidden, index, weights):
             out = torch.zeros_like(hidden, dtype=sum_dtype(hidden, weights))
             for e in range(self.num_experts):
@@ -33,7 +26,7 @@ def experts_that_add(sum_dtype, change=lambda _module, output: output):
                 out.index_add_(0, token, change(self, x).to(out.dtype))
             return out.to(hidden.dtype)
 
-    return Experts(Qwen2MoeConfig())
+    return Experts(Qwen2MoeConfig(num_experts=4, hidden_size=8, moe_intermediate_size=4))
 
 
 SUMS = [

@@ -1,6 +1,7 @@
 """Steps of one token on a CPU: kernels, threads and attention, the decisions and their bits."""
 
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -10,12 +11,11 @@ from transformers import Qwen2MoeForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import runtime
-from runtime.config import DecodeKernels, ModelConfig
-from runtime.errors import MoecastError
+from runtime.config import DecodeKernels
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf import decode_step
 from runtime.hf.loading import load_plain
-from tests.builders.models import tiny_qwen2_moe
+from tests.builders import lockstep
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 9]])
 GREEDY = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0, "do_sample": False}
@@ -144,79 +144,57 @@ def test_generate__a_number_that_is_set_later_counts_for_the_other_steps(folder,
 
 def test_lockstep__a_prompt_and_a_step_of_one_token_keep_their_own(folder, settings_of_rows):
     plain, prompts = load_reference(folder), [PROMPT, PROMPT + 1, PROMPT[:, :1] + 2]
-
-    def scores(model, prompt):
-        result = model.generate(prompt, **GREEDY, output_logits=True, return_dict_in_generate=True)
-        return torch.cat(result.logits)
-
-    expected = [scores(plain, prompt) for prompt in prompts]
+    expected = [lockstep.answer(plain, prompt) for prompt in prompts]
     model, usual = serve(folder), decode_step.read_settings()
     settings_of_rows.clear()
     with model.moecast, LockstepGroup(model) as group:
         tasks = []
         for prompt in prompts:
             # Each begins while the others generate.
-            tasks.append(group.start(partial(scores, model, prompt)))
+            tasks.append(group.start(partial(lockstep.answer, model, prompt)))
             group.step()
             assert decode_step.read_settings() == usual
-        while group.sequences:
-            group.step()
-    assert [task.error for task in tasks] == [None] * len(prompts)
-    assert all(map(torch.equal, [task.result for task in tasks], expected))
+        lockstep.run(group)
+    lockstep.assert_equal(lockstep.results_of(tasks), expected)
     # Experts get single rows of prompts, too; attention gets whole steps.
     assert {tuple(used) for rows, *used in settings_of_rows if rows == PROMPT.numel()} == {usual}
     assert {tuple(used) for _, *used in settings_of_rows} == {usual, (False, 1, 1)}
 
 
-def test_config__names_the_smallest_number():
-    with pytest.raises(MoecastError, match="decode_threads=0: must be at least 1"):
-        ModelConfig(decode_threads=0)
+ATTENTION = SimpleNamespace(num_key_value_groups=2, is_causal=True, **{decode_step.MARK: True})
+QUERY_KEYS_VALUES = (4, 1, 16), (2, 9, 16), (2, 9, 16)
 
 
-class Attention(torch.nn.Module):
-    num_key_value_groups = 2
-    is_causal = True
-
-
-def make_inputs(num_queries, num_tokens=9):
-    torch.manual_seed(0)
-    shapes = [(1, 4, num_queries, 16), (1, 2, num_tokens, 16), (1, 2, num_tokens, 16)]
-    return [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
+@pytest.fixture
+def attention(monkeypatch):
+    """PyTorch's, which keeps its calls."""
+    watched = Mock(wraps=F.scaled_dot_product_attention)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    return watched
 
 
 @pytest.mark.parametrize("has_mask", [False, True])
-def test_attend__one_token_is_rounded_once(has_mask):
-    module = Attention()
-    setattr(module, decode_step.MARK, True)
-    inputs, mask = make_inputs(1), torch.zeros(1, 1, 1, 9, dtype=torch.float64)
+def test_attend__one_token_is_rounded_once(attention, has_mask):
+    """Heads that share keys are rows of one."""
+    mask = torch.zeros(1, 1, 1, 9, dtype=torch.float64)
     mask[..., :4] = float("-inf") if has_mask else 0
-    found, weights = decode_step.attend(module, *inputs, mask.bfloat16() if has_mask else None)
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, *shape, dtype=torch.bfloat16) for shape in QUERY_KEYS_VALUES]
+    found, weights = decode_step.attend(ATTENTION, *inputs, mask.bfloat16() if has_mask else None)
+    (call,) = attention.call_args_list
+    assert (call.args[0].shape, call.kwargs.get("enable_gqa", False)) == ((1, 2, 2, 16), False)
     assert (weights, found.dtype) == (None, torch.bfloat16)
-    expected, _ = sdpa_attention_forward(module, *(x.double() for x in inputs), mask)
+    expected, _ = sdpa_attention_forward(ATTENTION, *(x.double() for x in inputs), mask)
     assert torch.equal(found, expected.bfloat16())
 
 
-@pytest.mark.parametrize("has_mask", [False, True])
-def test_attend__heads_that_share_keys_are_rows_of_one(monkeypatch, has_mask):
-    module, attention = Attention(), Mock(wraps=F.scaled_dot_product_attention)
-    setattr(module, decode_step.MARK, True)
-    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
-    mask = torch.zeros(1, 1, 1, 9, dtype=torch.bfloat16) if has_mask else None
-    assert decode_step.attend(module, *make_inputs(1), mask)[0].shape == (1, 1, 4, 16)
-    (call,) = attention.call_args_list
-    assert (call.args[0].shape, call.kwargs.get("enable_gqa", False)) == ((1, 2, 2, 16), False)
-
-
 @pytest.mark.parametrize(("is_marked", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
-def test_model__only_a_marked_one_computes_in_float32(tmp_path, monkeypatch, is_marked, dtype):
-    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
-    model = Qwen2MoeForCausalLM.from_pretrained(folder)
+def test_model__only_a_marked_one_computes_in_float32(folder, attention, is_marked, dtype):
+    model = Qwen2MoeForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     if is_marked:
         decode_step.attend_in_float32(model)
-    attention = Mock(wraps=F.scaled_dot_product_attention)
-    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
     with torch.no_grad():
         past = model(PROMPT, use_cache=True).past_key_values
         model(PROMPT[:, :1], past_key_values=past, use_cache=True)
     dtypes = [call.args[0].dtype for call in attention.call_args_list]
-    assert dtypes == [torch.bfloat16, torch.bfloat16, dtype, dtype]
+    assert dtypes == [torch.bfloat16] * 3 + [dtype] * 3

@@ -1,20 +1,23 @@
 """Dense weights read layer by layer: bitwise the same outputs, through few buffers."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from runtime.config import StoreConfig
 from runtime.errors import TransferError
+from runtime.generation.batch.dense_placement import stream_dense_weights
 from runtime.generation.lockstep.group import LockstepGroup
-from runtime.hf import dense_stream
-from runtime.hf.dense_stream import DenseStream, count_buffer_bytes, count_dense_bytes
-from runtime.store.dense_source import DenseStore
-from runtime.store.files import FileReader
+from runtime.hf.dense_stream import count_buffer_bytes, count_dense_bytes, find_dense_layers
 from runtime.store.spill import SpillFile
+from tests.builders import lockstep
 from tests.builders.families.build import save_family
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serving
 
 NUM_LAYERS = 5
+stream = partial(stream_dense_weights, config=StoreConfig(), with_gates=True)
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 
 
@@ -23,18 +26,11 @@ def folder(tmp_path_factory):
     return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=NUM_LAYERS, num_experts=6)
 
 
-def stream(model, **options):
-    handle = model.moecast
-    layers = dense_stream.find_dense_layers(model, handle.layers, **options)
-    handle.dense_stream = DenseStream(layers, DenseStore(handle.folder, FileReader()), model.device)
-    return handle.dense_stream
-
-
 def test_stream__computes_bitwise_the_same_and_gives_the_weights_back(folder):
     expected = plain_eager(folder)(TOKENS).logits
     with serving(folder, budget="50%") as model, torch.no_grad():
         before = {name: weight.clone() for name, weight in model.named_parameters()}
-        layers = dense_stream.find_dense_layers(model, model.moecast.layers)
+        layers = find_dense_layers(model, model.moecast.layers)
         size, buffers = count_dense_bytes(layers), count_buffer_bytes(layers)
         assert buffers < size / 2
         streamed = stream(model)
@@ -67,11 +63,8 @@ def test_stream__a_group_reads_each_layer_once_a_step_and_the_next_one_ahead(fol
         streamed._start_read = start_read
         with LockstepGroup(model) as group:
             running = [group.start(run) for _ in range(4)]
-            steps = 0
-            while group.sequences:
-                group.step()
-                steps += 1
-        assert all(torch.equal(one.result, expected) for one in running)
+            steps = lockstep.run(group)
+        lockstep.assert_equal(lockstep.results_of(running), [expected] * 4)
     # Also the first layer of a step that never came.
     assert streamed.num_read == steps * (2 * NUM_LAYERS if with_gates else NUM_LAYERS) + 1
     # Only the very first layer is not read ahead.

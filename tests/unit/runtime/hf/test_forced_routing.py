@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -37,15 +38,7 @@ def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain):
     # Only the first layers of a log with more of them are used.
     log, served = random_log(layers=len(layers) + 1), load()
     with served.moecast as handle, torch.no_grad():
-        requested: list[tuple[int, list]] = []
-        engine = handle.engine
-        routed = engine.routed
-
-        def listen(layer, experts_TK, *rest):
-            requested.append((layer, experts_TK.tolist()))
-            routed(layer, experts_TK, *rest)
-
-        engine.routed = listen
+        handle.engine.routed = Mock(wraps=handle.engine.routed)
         forced = [ForcedRouting(handle.layers, log), ForcedRouting(layers, log)]
         for _ in range(2):
             assert torch.equal(served(tokens).logits, plain(tokens).logits)
@@ -53,7 +46,9 @@ def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain):
             one.close()
         # The second step begins at the log's sixth token and goes on with its first.
         second = [log[np.arange(5, 10) % 7, layer].tolist() for layer in range(len(layers))]
-        assert requested[len(second) :] == list(enumerate(second))
+        calls = [call.args[:2] for call in handle.engine.routed.call_args_list[len(second) :]]
+        requested = [(layer, experts_TK.tolist()) for layer, experts_TK in calls]
+        assert requested == list(enumerate(second))
         assert torch.equal(plain(tokens).logits, own), "the routers choose again"
 
 

@@ -9,20 +9,19 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from runtime.config import Exact, SystemConfig
 from runtime.errors import CheckpointError, TransferError
-from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf import grouped
 from runtime.hf.grouped import GROUPED_MM, GroupedLaunches, choose_exact, set_reference
 from runtime.hf.loading import load_plain
 from runtime.store.packed.coding import HQQ, Coding
+from tests.builders import lockstep
 from tests.builders.families.build import save_family
 from tests.builders.gguf_files import gguf_file
-from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed
 from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers, serving
 
 TOKENS = torch.randint(4, 60, (2, 17), generator=torch.Generator().manual_seed(3))
-GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+EIGHT = {"max_new_tokens": 8}
+
 
 serve_grouped = partial(serve, exact=Exact.GROUPED)
 serving_grouped = partial(serving, exact=Exact.GROUPED)
@@ -37,9 +36,8 @@ def load_grouped(folder):
 
 @torch.no_grad()
 def answer(model):
-    """Returns logits of a prefill of several rows, and greedy tokens and logits of one row."""
-    output = model.generate(TOKENS[:1], output_logits=True, return_dict_in_generate=True, **GREEDY)
-    return [model(TOKENS).logits, output.sequences, *output.logits]
+    """Returns logits of a prefill of several rows, and of the greedy tokens of one row."""
+    return [model(TOKENS).logits, lockstep.answer(model, TOKENS[:1], **EIGHT)]
 
 
 MODELS = [("mixtral", torch.float32), ("gpt_oss", torch.bfloat16)]
@@ -68,8 +66,8 @@ def test_grouped__differs_from_the_eager_loop(tmp_path):
         assert not torch.equal(answer(model)[0], answer(load_grouped(folder))[0])
 
 
-def test_grouped__what_is_ready_is_computed_together(tmp_path):
-    model = serve_grouped(tiny_qwen2_moe(tmp_path / "model"), budget="100%", system="on-demand")
+def test_grouped__what_is_ready_is_computed_together(folder):
+    model = serve_grouped(folder, budget="100%", system="on-demand")
     engine = model.moecast.engine
     deliveries, ready_slots = [], engine.ready_slots
 
@@ -84,7 +82,7 @@ def test_grouped__what_is_ready_is_computed_together(tmp_path):
         assert min(deliveries) < 1
         deliveries.clear()
         model(TOKENS)
-    assert deliveries == [1, 1]
+    assert deliveries == [1, 1, 1]
 
 
 def test_grouped__ids_beyond_the_last_expert_add_nothing(folder):
@@ -102,10 +100,9 @@ def test_grouped__ids_beyond_the_last_expert_add_nothing(folder):
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(tmp_path, monkeypatch, on_gpu):
+def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(folder, monkeypatch, on_gpu):
     if on_gpu:
         monkeypatch.setattr(grouped, "GroupedExperts", GroupedLaunches)
-    folder = tiny_qwen2_moe(tmp_path / "model")
     expected, broken = answer(load_grouped(folder)), threading.Event()
 
     def fail(_task):
@@ -128,17 +125,9 @@ def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(tmp_path, mo
 def test_grouped__sequences_in_lockstep_are_bitwise_alone(folder, budget):
     plain = load_grouped(folder)
     prompts = [TOKENS[:1, :length] for length in (5, 1, 17, 9)]
-
-    def generate(model, tokens):
-        return model.generate(tokens, attention_mask=torch.ones_like(tokens), **GREEDY)
-
-    expected = [generate(plain, tokens) for tokens in prompts]
-    with serving_grouped(folder, budget=budget) as model, LockstepGroup(model) as group:
-        sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts]
-        while group.sequences:
-            group.step()
-    assert [one.error for one in sequences] == [None] * len(expected)
-    assert all(map(torch.equal, [one.result for one in sequences], expected))
+    expected = [lockstep.answer(plain, tokens, **EIGHT) for tokens in prompts]
+    with serving_grouped(folder, budget=budget) as model:
+        lockstep.assert_equal(lockstep.answer_together(model, prompts, **EIGHT), expected)
 
 
 @pytest.mark.parametrize(("budget", "max_groups"), [("25%", 3), ("100%", 1023)])
@@ -162,15 +151,18 @@ def test_launches__are_the_librarys_own_over_the_arena(tmp_path, monkeypatch, bu
     assert max(groups) <= max_groups
 
 
-def test_choose__auto_groups_on_gpus_only_where_it_can():
-    for wanted, device, obstacle, expected in [
-        (Exact.AUTO, CPU, None, Exact.EAGER),
-        (Exact.AUTO, GPU, None, Exact.GROUPED),
-        (Exact.AUTO, GPU, "a reason", Exact.EAGER),
-        (Exact.EAGER, GPU, None, Exact.EAGER),
-        (Exact.GROUPED, CPU, None, Exact.GROUPED),
-    ]:
-        assert choose_exact(wanted, device, obstacle) is expected
+CHOICES = [
+    (Exact.AUTO, "cpu", None, Exact.EAGER),
+    (Exact.AUTO, "cuda", None, Exact.GROUPED),
+    (Exact.AUTO, "cuda", "a reason", Exact.EAGER),
+    (Exact.EAGER, "cuda", None, Exact.EAGER),
+    (Exact.GROUPED, "cpu", None, Exact.GROUPED),
+]
+
+
+@pytest.mark.parametrize(("wanted", "device", "obstacle", "expected"), CHOICES)
+def test_choose__auto_groups_on_gpus_only_where_it_can(wanted, device, obstacle, expected):
+    assert choose_exact(wanted, torch.device(device), obstacle) is expected
 
 
 def test_grouped__models_with_their_own_code_are_refused_before_a_byte_is_read(tmp_path):

@@ -1,5 +1,7 @@
 """Inputs of a forward pass other than token ids, and how its past is passed."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -9,13 +11,11 @@ from collect.errors import TraceError
 from collect.recorder import SignalRecorder
 from collect.traces.layout import TraceSignal
 from predictors.base import Signal
-from predictors.baselines import TokenPredictor
 from runtime.errors import CheckpointError
 from runtime.hf import layers
 from runtime.hf.adapters.base import ExpertsAdapter, read_routing
 from runtime.hf.forward_pass import NO_TOKEN, find_tokens
 from runtime.hf.probes import Probes, RequestTracker
-from tests.builders.entries import tiny_spec
 from tests.builders.listeners import ProbeLog
 from tests.builders.models import plain_eager
 from tests.builders.served import serving
@@ -70,14 +70,6 @@ def test_tokens_of__nothing_to_compute_is_an_error():
         find_tokens((), {"attention_mask": torch.ones(1, 1)})
 
 
-def test_token__answers_nothing_for_embeddings():
-    spec, counts = tiny_spec(num_experts=4, top_k=1), np.ones((3, 2, 4), dtype=np.int64)
-    predictor = TokenPredictor.from_counts(spec, np.arange(3), counts, np.full(3, 4))
-    requests = np.zeros(2, dtype=np.int64)
-    assert len(predictor.begin_step(np.array([0, 9]), requests)) == 2
-    assert predictor.begin_step(np.array([NO_TOKEN, NO_TOKEN]), requests) == ()
-
-
 def test_recorder__refuses_embeddings_and_unknown_tokens():
     recorder = SignalRecorder([TraceSignal.EXPERTS], end_tokens=[])
     recorder.begin_batch([0], np.ones((1, 2), dtype=bool))
@@ -88,13 +80,6 @@ def test_recorder__refuses_embeddings_and_unknown_tokens():
         recorder.routed(0, np.zeros((5, 1), dtype=np.int64), None, None)
 
 
-class Uncounted:
-    """A cache as models without attention have."""
-
-    def get_seq_length(self):
-        raise ValueError("can only be called on Attention layers")
-
-
 def test_past__of_caches_that_count_and_of_those_that_do_not():
     lane = RequestTracker()
     assert not lane.has_past(None)
@@ -102,7 +87,8 @@ def test_past__of_caches_that_count_and_of_those_that_do_not():
     assert not lane.has_past(cache)
     cache.update(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), 0)
     assert lane.has_past(cache)
-    first, second = Uncounted(), Uncounted()
+    # As those of models without attention.
+    first, second = (Mock(**{"get_seq_length.side_effect": ValueError}) for _ in range(2))
     continued = [lane.has_past(one) for one in (first, first, second, first)]
     assert continued == [False, True, False, False]
     assert not lane.has_past(())

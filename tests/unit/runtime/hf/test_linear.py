@@ -1,4 +1,4 @@
-"""Products of a single row in bfloat16 have PyTorch's bits, or are left to PyTorch."""
+"""Products in bfloat16 and float16 have PyTorch's bits, or are left to PyTorch."""
 
 import pytest
 import torch
@@ -7,9 +7,10 @@ from torch import nn
 from transformers import Qwen2MoeConfig
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
 
-from runtime.hf import experts, single_row
+from runtime.hf import experts
+from runtime.hf import linear as products
 from runtime.hf.experts import AccumulationDtype, compute_experts
-from runtime.hf.single_row import SingleRowLinear, convert_linears, linear, multiply_rows
+from runtime.hf.linear import OwnLinear, convert_linears, linear, multiply_rows
 
 COLUMNS = [16, 17, 32, 40, 48, 96, 128, 208, 768, 1984, 2048]
 """With and without whole turns of the kernels' registers, rests of each length, two that fill no
@@ -17,8 +18,8 @@ vectors."""
 
 
 @pytest.fixture(autouse=True)
-def without_onednn():
-    torch.backends.mkldnn.enabled = False
+def without_onednn(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     with torch.no_grad():
         yield
 
@@ -53,7 +54,7 @@ def test_linear__has_the_bits_of_pytorch_for_numbers_that_are_none():
 def test_multiply_rows__multiplies_each_matrix_with_its_row():
     weights, rows = [draw(48, 64, seed=seed) for seed in range(3)], draw(3, 64, seed=9)
     own = multiply_rows(rows, weights)
-    is_compiled = single_row.multiply_bfloat16 is not None
+    is_compiled = products.multiply_bfloat16 is not None
     if is_compiled and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
         assert own is not None, "this processor has a kernel with PyTorch's bits"
     expected = [F.linear(row, weight) for row, weight in zip(rows.split(1), weights, strict=True)]
@@ -79,7 +80,7 @@ LEFT = {
 @pytest.mark.parametrize("case", LEFT.values(), ids=LEFT)
 def test_linear__leaves_other_products_to_pytorch(case, monkeypatch):
     expected = F.linear(**{"input" if name == "x" else name: case[name] for name in case})
-    monkeypatch.setattr(single_row, "_multiply", lambda *_: pytest.fail("they are PyTorch's"))
+    monkeypatch.setattr(products, "_multiply", lambda *_: pytest.fail("they are PyTorch's"))
     assert torch.equal(linear(**case), expected)
 
 
@@ -103,18 +104,70 @@ def test_linear__computes_where_its_row_is():
         assert torch.equal(linear(x, weight), expected)
 
 
+ROUNDED = [(1, 1), (16, 16), (17, 18), (32, 32), (33, 36), (70, 72), (131, 144), (513, 576)]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(77, 40), (40, 256), (600, 1984)])
+def test_linear__of_several_rows_has_the_bits_of_pytorch(shape, dtype, has_bias):
+    torch.backends.mkldnn.enabled = True
+    weight, bias = draw(*shape).to(dtype), draw(shape[0], seed=1).to(dtype) if has_bias else None
+    for rows, size in ROUNDED:
+        x = draw(1, rows, shape[1], seed=rows).to(dtype)
+        assert products.round_up(rows) == size
+        assert bits(linear(x, weight, bias)) == bits(F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("ignores", [True, False])
+def test_linear__rounds_rows_where_onednn_compiles_and_bits_stay(ignores, monkeypatch):
+    weight, sizes = draw(48, 64), []
+
+    def multiply(x, *args):
+        sizes.append(len(x))
+        return torch.zeros(len(x), len(weight))
+
+    def sizes_of(rows):
+        sizes.clear()
+        assert linear(draw(rows, 64), weight).shape == (rows, 48)
+        return sizes
+
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(products, "_ignores_added_rows", lambda *_: ignores)
+    monkeypatch.setattr(F, "linear", multiply)
+    assert sizes_of(70) == [70]  # without oneDNN
+    torch.backends.mkldnn.enabled = True
+    assert sizes_of(70) == [72 if ignores else 70]
+    assert sizes_of(16) == [16]
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert sizes_of(70) == [70]
+
+
+def test_ignores_added_rows__sees_sums_in_another_order(monkeypatch):
+    def multiply_backwards(size, x, weight, bias):
+        return F.linear(x.flip(1), weight.flip(1), bias)
+
+    torch.backends.mkldnn.enabled = True
+    monkeypatch.setattr(products, "_multiply_with", multiply_backwards)
+    products._ignores_added_rows.cache_clear()
+    assert not products._ignores_added_rows(96, 768, torch.bfloat16, False)
+    products._ignores_added_rows.cache_clear()
+
+
 def test_convert_linears__changes_large_layers_and_no_bit():
     model = nn.Sequential(nn.Linear(512, 256), nn.Linear(256, 512, bias=False), nn.Linear(512, 16))
     model.bfloat16()
     x = draw(1, 1, 512)
     expected = model(x)
     convert_linears(model)
-    assert [type(layer) for layer in model] == [SingleRowLinear, SingleRowLinear, nn.Linear]
+    assert [type(layer) for layer in model] == [OwnLinear, OwnLinear, nn.Linear]
     assert bits(model(x)) == bits(expected)
 
 
 def test_linear__is_left_to_pytorch_with_onednn_and_with_gradients(monkeypatch):
-    monkeypatch.setattr(single_row, "_multiply", lambda *_: pytest.fail("it is PyTorch's"))
+    monkeypatch.setattr(products, "_multiply", lambda *_: pytest.fail("it is PyTorch's"))
     weight, x = nn.Parameter(draw(48, 64)), draw(1, 64, seed=1)
     with torch.enable_grad():
         linear(x, weight).float().sum().backward()
@@ -134,10 +187,10 @@ def sum_by_the_matrix_product(x, weights, bias=None):
 )
 def test_linear__is_left_to_pytorch_where_its_bits_are_others(other, columns, monkeypatch):
     """Those of another order of the sums, of which few numbers in bfloat16 show a difference."""
-    monkeypatch.setattr(single_row, "_multiply", other)
-    single_row._has_equal_bits.cache_clear()
+    monkeypatch.setattr(products, "_multiply", other)
+    products._has_equal_bits.cache_clear()
     assert multiply_rows(draw(1, columns), [draw(64, columns)]) is None
-    single_row._has_equal_bits.cache_clear()
+    products._has_equal_bits.cache_clear()
 
 
 @pytest.mark.parametrize(("width", "divided"), [(64, 32_768), (64, 128), (96, 32_768)])

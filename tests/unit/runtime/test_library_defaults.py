@@ -1,4 +1,4 @@
-"""The wait policy of OpenMP's threads."""
+"""Defaults of the libraries that PyTorch computes with."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 import moecast
 from collect.launch.processes import UnitWorker
 from configs.program import run_program
-from runtime.openmp import WAIT_POLICY
+from runtime.library_defaults import DEFAULTS
 
 BEGINNINGS = {
     "command": lambda: run_program("runtime", ["generate", "--help"]),
@@ -17,11 +17,13 @@ BEGINNINGS = {
 
 
 @pytest.mark.parametrize("begin", BEGINNINGS.values(), ids=BEGINNINGS)
-def test_start__lets_waiting_threads_sleep_unless_the_user_decides(begin, monkeypatch):
+def test_start__sets_defaults_unless_the_user_decides(begin, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.delenv(WAIT_POLICY, raising=False)
+    for name in DEFAULTS:
+        monkeypatch.delenv(name, raising=False)
     begin()
-    assert os.environ[WAIT_POLICY] == "passive"
-    monkeypatch.setenv(WAIT_POLICY, "active")
+    assert {name: os.environ[name] for name in DEFAULTS} == DEFAULTS
+    for name in DEFAULTS:
+        monkeypatch.setenv(name, "7")
     begin()
-    assert os.environ[WAIT_POLICY] == "active"
+    assert {os.environ[name] for name in DEFAULTS} == {"7"}

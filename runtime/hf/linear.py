@@ -1,0 +1,208 @@
+"""Matrix products on a CPU with the bits of PyTorch: in less time, or with less memory.
+
+A single row in bfloat16: PyTorch's own kernel, which steps of one token take
+(`runtime.hf.decode_step`), gets half of what memory gives a thread; `bfloat16.h` sums in the same
+order, fetches ahead, takes all experts of a layer that are ready in one call, and has threads whose
+number changes no bit. It is used where its bits are seen to be PyTorch's, for every number of
+columns once: on random rows, and on rows that show in which order they are summed.
+
+Several rows in bfloat16 or float16: on processors with AVX-512, PyTorch leaves them to oneDNN,
+which compiles each product anew for each number of rows, in .3 ms and .3 MiB that it keeps. A
+prompt of 1,900 tokens has experts with 270 different numbers. They are rounded up by rows of zeros,
+where the other rows are seen not to change by that. With AMX they are not: oneDNN chooses there
+among more ways to divide the sums.
+
+Shape suffixes: M matrices or rows of `x`, N rows of weights, K columns.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.store.ggml.matrix import count_threads
+
+try:
+    from runtime.store.ggml.products import multiply_bfloat16
+except ImportError:  # installed without compiled code, or with that of an earlier version
+    multiply_bfloat16 = None  # type: ignore[assignment]
+
+LEAST_ROWS = 16
+"""A matrix of fewer rows, such as a gate, is left to PyTorch, which may treat it as a vector."""
+LEAST_WEIGHTS = 1 << 17
+"""A linear layer of fewer weights is left to PyTorch: they are in a cache, and calls cost more."""
+TRIED_ROWS = 256
+"""Rows of each of the two matrices on which bits are compared."""
+TRIED_ENDS = (64, 32, 16)
+"""Columns at the end, where vectors may be left over that are summed otherwise."""
+ABSORBING = 2.0**40
+"""A number by which float32 loses what is added to it."""
+HALF = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+"""Dtypes, and PyTorch's function for whether oneDNN multiplies them on this processor."""
+SIZES_PER_OCTAVE = 8
+"""Numbers of rows from one to its double: the rows added take some 2 % of a product's time."""
+LEAST_ROUNDED = 2 * SIZES_PER_OCTAVE
+TRIED_SIZES = (17, 33, 65, 129)
+"""Numbers of rows on which bits are compared with those of the next size."""
+
+
+def multiply_rows(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None = None
+) -> Tensor | None:
+    """Return `F.linear` of one row of `x` with each matrix.
+
+    Args:
+        x: bfloat16, `(1, K)` for all matrices, or `(M, K)`.
+        weights: M matrices `(N, K)`.
+        bias: `(N,)`.
+
+    Returns:
+        `(M, N)`; None: PyTorch has to multiply, because it would with other bits than these or with
+        an error, or because gradients are wanted.
+    """
+    shape = weights[0].shape
+    if (
+        multiply_bfloat16 is None
+        or x.dtype is not torch.bfloat16
+        or not x.is_cpu
+        or torch.is_grad_enabled()
+        or torch.backends.mkldnn.enabled
+        or len(shape) != 2
+        or shape[0] < LEAST_ROWS
+        or shape[1] != x.shape[1]
+        or not all(weight.shape == shape and _is_readable(weight) for weight in weights)
+        or not (bias is None or (bias.shape == shape[:1] and _is_readable(bias)))
+        or not _has_equal_bits(shape[1], bias is not None)
+    ):
+        return None
+    return _multiply(x.contiguous(), weights, bias)
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.dtype is torch.bfloat16 and tensor.is_contiguous()
+
+
+def _multiply(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> Tensor | None:
+    num_rows, num_columns = weights[0].shape
+    y_MN = x.new_empty(len(weights), num_rows)
+    is_done = multiply_bfloat16(
+        [weight.data_ptr() for weight in weights],
+        num_rows,
+        num_columns,
+        x.data_ptr(),
+        len(x),
+        0 if bias is None else bias.data_ptr(),
+        y_MN.data_ptr(),
+        count_threads(),
+    )
+    return y_MN if is_done else None
+
+
+@cache
+def _has_equal_bits(num_columns: int, has_bias: bool) -> bool:
+    """Compare with PyTorch's kernel; oneDNN is off."""
+    x_MK, rows_MNK = _draw_telling(num_columns, torch.bfloat16)
+    bias = rows_MNK[0, :, 0].contiguous() if has_bias else None
+    y_MN = _multiply(x_MK, list(rows_MNK), bias)
+    expected = [
+        F.linear(x_1K, rows_NK, bias) for x_1K, rows_NK in zip(x_MK.split(1), rows_MNK, strict=True)
+    ]
+    return y_MN is not None and torch.equal(y_MN, torch.cat(expected))
+
+
+def _draw_telling(num_columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a random row and one of ones, `(2, K)`, and a matrix for each, `(2, TRIED_ROWS, K)`.
+
+    Sums in another order mostly round to the same number. So two numbers in each row of the second
+    matrix are a huge one and its negative: what was added to one of them before they met is lost
+    from the sum.
+    """
+    generator = torch.Generator().manual_seed(0)
+    with torch.device("cpu"):
+        x_MK = torch.randn(2, num_columns, generator=generator)
+        rows_MNK = torch.randn(2, TRIED_ROWS, num_columns, generator=generator)
+        ends_4 = torch.tensor((num_columns, *TRIED_ENDS)).clamp(max=num_columns)
+        shares_2N = torch.rand(2, TRIED_ROWS, generator=generator)
+        places_2N = num_columns - 1 - (shares_2N * ends_4.repeat(TRIED_ROWS // 4)).long()
+    x_MK[1] = 1
+    huge = ABSORBING if dtype is torch.bfloat16 else torch.finfo(dtype).max
+    for place_N, value in zip(places_2N, (huge, -huge), strict=True):
+        rows_MNK[1].scatter_(1, place_N[:, None], value)
+    return x_MK.to(dtype), rows_MNK.to(dtype)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `F.linear(x, weight, bias)`: the same bits, as described above."""
+    y_MN, num_columns = None, x.shape[-1]
+    # PyTorch adds a bias to rows that are not contiguous afterwards, and rounds twice.
+    if x.dtype in HALF and x.is_cpu and num_columns and (bias is None or x.is_contiguous()):
+        x_MK = x.reshape(-1, num_columns)
+        if len(x_MK) == 1:
+            y_MN = multiply_rows(x_MK, (weight,), bias)
+        elif len(x_MK) > LEAST_ROUNDED:
+            y_MN = _multiply_rounded(x_MK, weight, bias)
+    return F.linear(x, weight, bias) if y_MN is None else y_MN.view(*x.shape[:-1], len(weight))
+
+
+def round_up(count: int) -> int:
+    """Return the next of few sizes: all up to 16, and 8 from each power of two to the next."""
+    step = 1 << max(0, count.bit_length() - SIZES_PER_OCTAVE.bit_length())
+    return -(-count // step) * step
+
+
+def _multiply_rounded(x_MK: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Multiply with rows of zeros added; None: PyTorch has to multiply the rows as they are."""
+    size = round_up(len(x_MK))
+    if (
+        size == len(x_MK)
+        or weight.dtype is not x_MK.dtype
+        or not weight.is_contiguous()
+        or weight.shape[1:] != x_MK.shape[1:]
+        or torch.is_grad_enabled()
+        or not (torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available())
+        or not getattr(torch.ops.mkldnn, HALF[x_MK.dtype])()
+        or torch.cpu._is_amx_tile_supported()
+        or not _ignores_added_rows(*weight.shape, x_MK.dtype, bias is not None)
+    ):
+        return None
+    return _multiply_with(size, x_MK, weight, bias)
+
+
+def _multiply_with(size: int, x_MK: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(F.pad(x_MK, (0, 0, 0, size - len(x_MK))), weight, bias)[: len(x_MK)]
+
+
+@cache
+def _ignores_added_rows(
+    num_rows: int, num_columns: int, dtype: torch.dtype, has_bias: bool
+) -> bool:
+    """Compare products of a matrix `(num_rows, num_columns)` with and without rows of zeros."""
+    x_2K, rows_2NK = _draw_telling(num_columns, dtype)
+    times = -(-num_rows // (2 * TRIED_ROWS))
+    weight = rows_2NK.flatten(0, 1).repeat(times, 1)[-num_rows:]
+    bias = weight[:, 0].contiguous() if has_bias else None
+    tried = [x_2K.repeat(size, 1)[:size] for size in TRIED_SIZES]
+    return all(
+        torch.equal(_multiply_with(round_up(len(x)), x, weight, bias), F.linear(x, weight, bias))
+        for x in tried
+    )
+
+
+class OwnLinear(nn.Linear):
+    """A linear layer that multiplies as `linear` does."""
+
+    def forward(self, input: Tensor) -> Tensor:  # named as the library names it
+        return linear(input, self.weight, self.bias)
+
+
+def convert_linears(model: nn.Module) -> None:
+    """Let large linear layers of a model multiply by `linear`; no bit changes."""
+    for module in model.modules():
+        # Not by its weight: an expert's is fetched when it is looked at.
+        is_large = type(module) is nn.Linear and (
+            module.in_features * module.out_features >= LEAST_WEIGHTS
+        )
+        if is_large:
+            module.__class__ = OwnLinear
