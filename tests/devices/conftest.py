@@ -1,16 +1,26 @@
 """The devices that tests run on: a simulated one, and a real one with `-m gpu`."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from runtime.accelerator import find_accelerator
+from runtime.config import Exact, ModelConfig
+from tests.builders.serving import speaking_model
 from tests.builders.sim_device.backend import simulated
 from tests.builders.sim_device.streams import SimDevices
 from tests.unit.runtime.conftest import folder
 
-__all__ = ["device", "folder", "sim"]
+__all__ = ["device", "folder", "sim", "speaking"]
+
+
+@pytest.fixture
+def speaking(tmp_path: Path) -> ModelConfig:
+    """A tiny model with a tokenizer, whose experts are computed one by one."""
+    folder = speaking_model(tmp_path / "model")
+    return ModelConfig(name="tiny", id=str(folder), exact=Exact.EAGER, dtype="float32")
 
 
 @pytest.fixture

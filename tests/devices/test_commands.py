@@ -1,8 +1,6 @@
 """Commands on a device: chat, bench, doctor and recording."""
 
-import importlib
 import io
-import json
 
 import numpy as np
 import pytest
@@ -11,57 +9,44 @@ from collect.plan import RecordingJob, recording_settings
 from collect.recorder import UnitRecorder
 from collect.traces.layout import ALL_SIGNALS
 from runtime.commands import bench, chat, doctor
-from runtime.config import DoctorConfig, Exact, ModelConfig
+from runtime.config import DoctorConfig
 from runtime.engine import devices
 from runtime.generation.config import ChatConfig
 from runtime.presets import load_system
 from runtime.tools.bench import tasks
 from runtime.tools.bench.config import BenchConfig
+from tests.builders.children import run_in_folder
 from tests.builders.recordable import recordable
-from tests.builders.serving import speaking_model
 from tests.unit.collect.test_record import make_data
 
 
-def run_here(function, task, folder, **_):
-    """What `run_in_child` returns, without a child, which has no simulated device."""
-    folder.mkdir(parents=True)
-    module, name = function.split(":")
-    return json.loads(json.dumps(getattr(importlib.import_module(module), name)(task)))
-
-
-@pytest.fixture
-def model(tmp_path):
-    folder = speaking_model(tmp_path / "model")
-    return ModelConfig(name="tiny", id=str(folder), exact=Exact.EAGER, dtype="float32")
-
-
-def test_chat__answers_as_on_the_cpu(model, sim, monkeypatch, capsys):
+def test_chat__answers_as_on_the_cpu(speaking, sim, monkeypatch, capsys):
     answers = []
     for device in ("cpu", "sim"):
         monkeypatch.setattr("sys.stdin", io.StringIO("The sky is\nAnd then?\n"))
         options = {"budget": "40%", "temperature": 0, "max_new_tokens": 5}
-        assert chat.run(ChatConfig(model=model, device=device, **options))["num_answers"] == 2
+        assert chat.run(ChatConfig(model=speaking, device=device, **options))["num_answers"] == 2
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]
     assert sim.memories[0].peak_bytes > 0
 
 
-def test_bench__finds_the_tokens_of_plain_transformers(model, sim, monkeypatch, tmp_path):
+def test_bench__finds_the_tokens_of_plain_transformers(speaking, sim, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for module in (bench, tasks):
-        monkeypatch.setattr(module, "run_in_child", run_here)
+    for module in (bench, tasks):  # a child has no simulated device
+        monkeypatch.setattr(module, "run_in_child", run_in_folder)
     config = BenchConfig(
-        model=model, system=[load_system("mixtral-offloading")], budget=["40%"], max_new_tokens=3,
-        warm_up_tokens=2, verify=True, device="sim",
+        model=speaking, system=[load_system("mixtral-offloading")], budget=["40%"], device="sim",
+        max_new_tokens=3, warm_up_tokens=2, verify=True,
     )  # fmt: skip
     rows = bench.run(config)["rows"]
     assert len(rows) == 2
     assert all(row["failed"] is None for row in rows), rows
 
 
-def test_doctor__suggests_what_a_device_has_room_for(model, sim, monkeypatch):
+def test_doctor__suggests_what_a_device_has_room_for(speaking, sim, monkeypatch):
     monkeypatch.setattr(devices, "AUTO_TYPES", ("sim",))
-    report = doctor.run(DoctorConfig(model=model, budget=["50%"], seconds=1))
+    report = doctor.run(DoctorConfig(model=speaking, budget=["50%"], seconds=1))
     assert len(report["bandwidth"]["links_bytes_per_second"]) == len(sim.devices)
     assert len(report["hybrid"]) == len(sim.devices)
     assert report["suggested_budget_bytes"] == report["model"]["experts_bytes"]

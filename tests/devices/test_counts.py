@@ -4,6 +4,7 @@ import pytest
 
 from tests.devices.count import ALLOWED, CELLS, COUNTS, count_cell, write_model
 
+pytestmark = pytest.mark.timeout(330)
 SLACK = 0.25
 """One more in a step of four layers is no growth."""
 TOKENS = 0.25
@@ -11,7 +12,6 @@ TOKENS = 0.25
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.timeout(330)
 def test_counts__have_not_grown(cell):
     now, before = COUNTS.now[cell], COUNTS.committed[cell]
     assert not [
@@ -22,7 +22,6 @@ def test_counts__have_not_grown(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.timeout(330)
 def test_counts__of_waits_are_one_a_layer_or_none(cell):
     """None where the host need not know which of the experts, all there, are computed."""
     is_looked_up = "grouped, 100%" in cell and "on-demand" not in cell

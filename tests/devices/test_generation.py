@@ -2,48 +2,34 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import LogitsProcessorList
 
-from runtime.config import PROMPT_LOOKUP, Exact, ModelConfig, SystemConfig, VerifyModelConfig
+from runtime.config import Exact, ModelConfig, SystemConfig, VerifyModelConfig
 from runtime.generation.config import Offload
-from runtime.generation.drafting import drafting_options
 from runtime.generation.kv_caches import make_offload_factory
-from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.row_block import SequenceStates
 from runtime.hf.sharing import set_shared_reference
 from runtime.serving.config import ServeConfig
 from runtime.serving.served_model import load_model
 from runtime.tools.verify import sides
 from runtime.tools.verify.report import compare_budgets
+from tests.builders.children import run_in_folder
+from tests.builders.lockstep import run_together
 from tests.builders.models import plain_eager
 from tests.builders.plain_answers import ids, text_of
 from tests.builders.served import serving
-from tests.builders.serving import running_server, speaking_model
-from tests.unit.runtime.generation.test_drafting import PROMPT as REPEATED
-from tests.unit.runtime.generation.test_drafting import Cycle, EagerPace
+from tests.builders.serving import running_server
+from tests.unit.runtime.generation import test_drafting as drafting
 
 PROMPTS = [[5, 9, 33, 7, 61, 12], [40, 3], [8, 8, 8, 21, 30, 31, 32, 33, 34]]
 FEW = {"budget": "30%", "host_budget": "70%", "exact": Exact.EAGER}
 
 
 def answer(model, prompt: list[int], **options: object) -> list[int]:
-    tokens = torch.tensor([prompt], device=model.device)
-    given = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, **options}
-    found = model.generate(tokens, attention_mask=torch.ones_like(tokens), **given)
-    return found[0].tolist()[len(prompt) :]
-
-
-def run_together(model, **options: object) -> list[list[int]]:
-    with LockstepGroup(model) as group:
-        calls = [partial(answer, model, prompt, **options) for prompt in PROMPTS]
-        tasks = [group.start(call, seed=seed) for seed, call in enumerate(calls)]
-        while group.sequences:
-            group.step()
-    assert [task.error for task in tasks] == [None] * len(tasks)
-    return [task.result for task in tasks]
+    return drafting.answer(model, prompt=prompt, num_tokens=5, **options)
 
 
 SERVED = {
@@ -63,7 +49,8 @@ def test_group__is_each_sequence_alone(folder, device, exact, options):
         torch.manual_seed(seed)
         expected.append(answer(plain, prompt, **options))
     with serving(folder, device=device, **FEW | {"exact": exact}) as model:
-        assert run_together(model, **options) == expected
+        calls = [partial(answer, model, prompt, **options) for prompt in PROMPTS]
+        assert run_together(model, calls) == expected
 
 
 def test_mask__of_a_window_is_where_the_states_are(device):
@@ -72,12 +59,9 @@ def test_mask__of_a_window_is_where_the_states_are(device):
 
 
 def test_drafts__change_no_token(folder, device):
-    options = {"logits_processor": LogitsProcessorList([Cycle()]), "max_new_tokens": 8}
+    options, pace = {"num_tokens": 8, **drafting.CYCLE}, drafting.EagerPace()
     with serving(folder, device=device, **FEW) as model:
-        expected = answer(model, REPEATED, **options)
-        pace = EagerPace()
-        drafting = drafting_options(model, PROMPT_LOOKUP, pace)
-        assert answer(model, REPEATED, **options, **drafting) == expected
+        assert drafting.answer(model, pace, **options) == drafting.answer(model, **options)
     assert pace.num_drafted > 0
 
 
@@ -115,13 +99,11 @@ def test_caches__in_host_memory_are_pinned(device):
     assert torch.equal(place.read(2), part_TBHD.cpu())
 
 
-def test_server__answers_concurrent_requests_as_alone(tmp_path, device):
-    folder = speaking_model(tmp_path / "model")
+def test_server__answers_concurrent_requests_as_alone(speaking, device):
     prompts = ["The sky is", "One, two,", "A river runs"]
-    plain = plain_eager(folder, dtype=torch.float32).to(device)
+    plain = plain_eager(Path(speaking.id)).to(device)
     expected = [text_of(answer(plain, ids(prompt))) for prompt in prompts]
-    model = ModelConfig(name="tiny", id=str(folder), exact=Exact.EAGER)
-    config = ServeConfig(model=model, device=str(device), budget="40%", host_budget="70%")
+    config = ServeConfig(model=speaking, device=str(device), budget="40%", host_budget="70%")
 
     def complete(prompt: str) -> str:
         request = {"model": "tiny", "prompt": prompt, "max_tokens": 5, "temperature": 0}
@@ -134,11 +116,7 @@ def test_server__answers_concurrent_requests_as_alone(tmp_path, device):
 @pytest.mark.parametrize("exact", [Exact.EAGER, Exact.GROUPED, Exact.SHARED])
 @pytest.mark.usefixtures("sim")
 def test_verify__finds_no_difference(folder, monkeypatch, exact):
-    def run_here(_function, task, output):
-        output.mkdir(parents=True)
-        return sides.answer_prompts(task)
-
-    monkeypatch.setattr(sides, "run_in_child", run_here)
+    monkeypatch.setattr(sides, "run_in_child", run_in_folder)
     config = VerifyModelConfig(
         model=ModelConfig(name="tiny", id=str(folder), exact=exact), system=SystemConfig(),
         budget=["20%", "100%"], prompts=["The sky", "One"], max_new_tokens=2, device="sim",

@@ -12,7 +12,7 @@ from openai import BadRequestError
 
 from runtime.accelerator import open_accelerator, pin_exact_sizes
 from runtime.commands import chat, generate
-from runtime.config import Exact, GenerateConfig, ModelConfig
+from runtime.config import Exact, GenerateConfig
 from runtime.engine.assembly import HOST_SHARE
 from runtime.errors import BudgetError, CheckpointError, StepMemoryError
 from runtime.generation.config import ChatConfig
@@ -20,7 +20,7 @@ from runtime.serving.config import ServeConfig
 from runtime.serving.served_model import load_model
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import count_pins, serve, serving
-from tests.builders.serving import running_server, speaking_model
+from tests.builders.serving import running_server
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 
@@ -129,11 +129,11 @@ def test_prompt__for_which_no_budget_leaves_memory_is_named(folder, sim):
             model(torch.ones(1, 1500, dtype=torch.long, device="sim"))
 
 
-def test_server__goes_on_after_a_prompt_that_is_too_long(tmp_path, sim):
-    model = ModelConfig(name="tiny", id=str(speaking_model(tmp_path / "model")), exact=Exact.EAGER)
+def test_server__goes_on_after_a_prompt_that_is_too_long(speaking, sim):
+    config = ServeConfig(model=speaking, device="sim", budget="40%", host_budget="70%")
 
     def load():
-        loaded = load_model(ServeConfig(model=model, device="sim", budget="40%", host_budget="70%"))
+        loaded = load_model(config)
         restrict(sim, 400_000)
         return loaded
 
@@ -145,10 +145,8 @@ def test_server__goes_on_after_a_prompt_that_is_too_long(tmp_path, sim):
         assert complete(prompt="The sky is").usage.completion_tokens == 3
 
 
-def test_generate_and_chat__say_that_a_prompt_is_too_long(tmp_path, sim, monkeypatch, capsys):
-    folder = speaking_model(tmp_path / "model")
-    model = ModelConfig(name="tiny", id=str(folder), exact=Exact.EAGER, dtype="float32")
-    shared = {"model": model, "device": "sim", "budget": "40%", "max_new_tokens": 3}
+def test_generate_and_chat__say_that_a_prompt_is_too_long(speaking, sim, monkeypatch, capsys):
+    shared = {"model": speaking, "device": "sim", "budget": "40%", "max_new_tokens": 3}
     for command in (chat, generate):
         monkeypatch.setattr(command, "freeze_objects", lambda: restrict(sim, 400_000))
     with pytest.raises(StepMemoryError, match="out of memory on sim:0: a step of"):
@@ -162,14 +160,12 @@ def test_generate_and_chat__say_that_a_prompt_is_too_long(tmp_path, sim, monkeyp
 def test_close__waits_for_the_copies_under_way(folder, sim):
     """Their target goes back to the stream of the computation."""
     sim.random.random = lambda: 1.0
-    model = serve(folder, device="sim", budget="50%", system="promoe", predictor="skip")
-    handle = model.moecast
-    copies = handle.engine.loop.links[0].ring
-    handle.engine.cache.top.prefetch((0, 0), 1.0)
-    while not copies.running():
-        handle.engine.move_when_idle()
-    model.close()
-    del model, handle, copies
+    with serving(folder, device="sim", budget="50%", system="promoe", predictor="skip") as model:
+        engine = model.moecast.engine
+        engine.cache.top.prefetch((0, 0), 1.0)
+        while not engine.loop.links[0].ring.running():
+            engine.move_when_idle()
+    del model, engine
     gc.collect()
     assert not sim.races
 

@@ -4,34 +4,29 @@ It is bitwise what plain Transformers computes there with all weights on the dev
 """
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
-from runtime.commands import pack
-from runtime.config import Exact, ModelConfig, PackConfig, Quantise, SystemConfig
-from runtime.hf.experts import compute_expert
+from runtime.config import Exact, Quantise, SystemConfig
 from runtime.hf.grouped import set_reference
 from runtime.hf.loading import load_plain
 from runtime.store.ggml.library import find_products
 from runtime.store.ggml.matrix import QuantisedExpert
 from tests.builders.gguf_files import gguf_file
 from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.packed import pack_model
 from tests.builders.quantised import QUANTISED, quantised
 from tests.builders.served import serve, serving
 from tests.builders.sim_device.backend import simulated
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+SHAPE = {"num_layers": 3, "num_experts": 12}
 SYSTEMS = [
     "brainstorm", "deepspeed", "fmoe", "klotski", "lfu", "mixtral-offloading", "moecast",
     "moe-infinity-request", "moe-infinity-sequence", "on-demand", "promoe", "static", "token",
 ]  # fmt: skip
-
-
-def make(folder: Path, **shape: object) -> Path:
-    return tiny_qwen2_moe(folder, num_layers=3, num_experts=12, **shape)
 
 
 def computed(model, device):
@@ -69,7 +64,7 @@ def test_system__changes_no_bit(folder, device, system, budget, host_budget):
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
 def grouped(request, tmp_path_factory):
     """A model's folder, and what its grouped experts compute with all weights on the device."""
-    folder = make(tmp_path_factory.mktemp("grouped") / "model", dtype=request.param)
+    folder = tiny_qwen2_moe(tmp_path_factory.mktemp("grouped"), **SHAPE, dtype=request.param)
     with simulated(), torch.no_grad():
         plain = plain_eager(folder).to("sim")
         assert set_reference(plain, Exact.AUTO) is Exact.GROUPED
@@ -103,16 +98,6 @@ def test_devices__experts_come_to_modules_with_a_loop_of_their_own(folder):
         for expert in range(12):
             found = {weight.device for weight in served.pin(expert).values()}
             assert found == {torch.device("sim:0")}
-
-
-def test_expert__tokens_travel_to_it_and_its_output_back(folder, device):
-    module = plain_eager(folder).model.layers[0].mlp.experts
-    here = {name: value[3] for name, value in module.named_parameters()}
-    hidden_ND = torch.randn(5, module.gate_up_proj.shape[-1])
-    there = {name: tensor.to(device) for name, tensor in here.items()}
-    found = compute_expert(module, there, hidden_ND)
-    assert found.device == hidden_ND.device
-    torch.testing.assert_close(found, compute_expert(module, here, hidden_ND))
 
 
 def test_tiers__many_steps_in_a_tiny_arena_change_no_bit(folder, device):
@@ -167,10 +152,8 @@ def check_budgets(folder, device, budgets, **options):
 
 @pytest.mark.parametrize("quantise", [Quantise(name) for name in ("none", "int4", "hqq")])
 def test_store__packed_ones_have_the_bits_of_all_experts_there(tmp_path, device, quantise):
-    folder = make(tmp_path / "model", hidden_size=64, expert_width=96)
-    config = ModelConfig(name="tiny", id=str(folder))
-    store = tmp_path / "store"
-    pack.run(PackConfig(model=config, output=store, quantise=quantise))
+    folder = tiny_qwen2_moe(tmp_path / "model", **SHAPE, hidden_size=64, expert_width=96)
+    store = pack_model(folder, tmp_path / "store", quantise=quantise)
     check_budgets(folder, device, {"budget": "30%", "host_budget": "60%"}, store=store)
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import combinations
 from typing import Any
 
 from configs.commands import PROGRAMS, Command
@@ -99,24 +100,18 @@ def read_options(called: str, command: Command, described: dict[str, type]) -> C
 
 def find_equal(commands: Iterable[CommandOptions]) -> None:
     """Notes which commands have all options of one before them."""
-    seen: list[CommandOptions] = []
-    for one in commands:
-        for before in seen:
-            if (before.own, before.groups) == (one.own, one.groups) and len(one.own) > 1:
-                one.same_as = before.called
-        if not one.same_as:
-            seen.append(one)
+    for before, one in combinations(commands, 2):
+        is_equal = (before.own, before.groups) == (one.own, one.groups)
+        if is_equal and len(one.own) > 1 and not before.same_as:
+            one.same_as = before.called
 
 
 def find_shared(commands: Iterable[CommandOptions]) -> dict[str, str]:
     """Returns the row of each option that several commands have, of one name the most frequent."""
     different = (one for one in commands if not one.same_as)
     counts = Counter(option for one in different for option in one.own.items())
-    rows: dict[str, str] = {}
-    for (name, row), count in counts.most_common():
-        if count > 1:
-            rows.setdefault(name, row)
-    return rows
+    # The most frequent ones last, as they replace others of the name.
+    return {name: row for (name, row), count in reversed(counts.most_common()) if count > 1}
 
 
 def render_command(options: CommandOptions, shared: dict[str, str]) -> Iterator[str]:

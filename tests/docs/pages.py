@@ -3,14 +3,12 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[(?:[^\]\[]|!?\[[^\]]*\](?:\([^)]*\))?)*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
+ELSEWHERE = ("http://", "https://", "mailto:")
 ATTRIBUTE = re.compile(r"<(?:img|source|a|link|script)\b[^>]*?\b(?:src|srcset|href)=\"([^\"]+)\"")
 
 
@@ -47,9 +45,10 @@ def read_blocks(path: Path, *languages: str) -> list[CodeBlock]:
 
 
 def read_links(path: Path) -> list[str]:
-    """Returns the targets of a page's links and images, also of those written in HTML."""
+    """Returns the files and headings that a page's links and images, also in HTML, lead to."""
     prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text()))
-    return [*LINK.findall(prose), *ATTRIBUTE.findall(prose)]
+    found = [*LINK.findall(prose), *ATTRIBUTE.findall(prose)]
+    return [link for link in found if not link.startswith(ELSEWHERE)]
 
 
 def read_anchors(path: Path) -> set[str]:
@@ -66,11 +65,5 @@ def slug(heading: str) -> str:
 
 def read_nav() -> list[str]:
     """Returns the pages of the site's navigation, in its order."""
-    return list(iterate_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-
-
-def iterate_pages(node: Any) -> list[str]:
-    if isinstance(node, str):
-        return [node]
-    children = node.values() if isinstance(node, dict) else node
-    return [page for child in children for page in iterate_pages(child)]
+    _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    return re.findall(r"^ +- (?:.*: )?(\S+\.md)$", navigation, re.MULTILINE)

@@ -1,6 +1,5 @@
 """Writes the table of systems and their switches from `configs/system/`."""
 
-from dataclasses import fields
 from typing import Any
 
 from runtime.config import SystemConfig
@@ -16,10 +15,9 @@ def render_systems() -> str:
     for name in choice_names("system"):
         system = load_system(name)
         others = [
-            f"`{field.name}={write_value(getattr(system, field.name))}`"
-            for field in fields(SystemConfig)
-            if getattr(system, field.name) != getattr(default, field.name)
-            and field.name not in SHOWN_APART
+            f"`{option}={write_value(value)}`"
+            for option, value in vars(system).items()
+            if value != getattr(default, option) and option not in SHOWN_APART
         ]
         fetched = f"`{system.predictor}`" if system.prefetch else "on demand"
         lines.append(f"| `{name}` | {fetched} | `{system.eviction}` | {', '.join(others)} |")

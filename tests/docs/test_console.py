@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import dropwhile, groupby
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.docs.pages import DOCS, FENCE, ROOT, CodeBlock, markdown_files, read_
 ACCEPT = "builtins:repr"
 """Runs in place of each command and does nothing with its configuration."""
 SEPARATORS = {"&&", "||", "&", ";", "|"}
+VARIABLE = re.compile(r"[A-Z_]+=")
 PROMPT = re.compile(r"^\$ ", re.MULTILINE)
 MODULE = re.compile(r"python -m ((?:benchmarks|tests|runtime|train|zoo)[\w.]*)")
 
@@ -27,16 +29,10 @@ def split_commands(block: CodeBlock) -> Iterator[list[str]]:
     for line in PROMPT.sub("", block.text).replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="&;|")
         lexer.whitespace_split = True
-        words: list[str] = []
-        for word in [*lexer, ";"]:
-            if word not in SEPARATORS:
-                words.append(word)
-                continue
-            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-                words = words[1:]
-            if is_ours(words):
+        for separates, group in groupby(lexer, SEPARATORS.__contains__):
+            words = list(dropwhile(VARIABLE.match, group))
+            if not separates and is_ours(words):
                 yield words
-            words = []
 
 
 def is_ours(words: list[str]) -> bool:

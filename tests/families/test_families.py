@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedModel, StoppingCriteriaList
+from transformers import PreTrainedModel
 
 from predictors.base import Signal
 from runtime.errors import CheckpointError
@@ -25,7 +25,9 @@ from tests.builders.families.build import UnbuildableError, save_family, tiny_co
 from tests.builders.families.outputs import outputs
 from tests.builders.families.table import FAMILIES, FUSED, PER_EXPERT, Family
 from tests.builders.listeners import ProbeLog
+from tests.builders.lockstep import results_of, run
 from tests.builders.served import serve, serve_few
+from tests.unit.runtime.generation.test_prefix_cache import generate, go_on
 
 SERVED = [family for family in FAMILIES.values() if not family.refused]
 REFUSED = [family for family in FAMILIES.values() if family.refused]
@@ -44,15 +46,12 @@ def outputs_in_a_group(model: PreTrainedModel) -> dict[str, Tensor]:
     other = torch.tensor([[7, 11, 13, 17, 19]])
     decoder = {"decoder_input_ids": other} if model.config.is_encoder_decoder else {}
     with LockstepGroup(model) as group:
-        member = group.start(partial(outputs, model), seed=0)
-        group.start(partial(outputs, model, num_tokens=2), seed=0)
+        members = [group.start(partial(outputs, model), seed=0)]
+        members.append(group.start(partial(outputs, model, num_tokens=2), seed=0))
         group.step()
-        group.start(lambda: model(input_ids=other, **decoder), seed=1)
-        ended = []
-        while group.sequences:
-            ended += group.step()
-    assert [one.error for one in ended] == [None, None, None]
-    return member.result
+        members.append(group.start(lambda: model(input_ids=other, **decoder), seed=1))
+        run(group)
+    return results_of(members)[0]
 
 
 def check(folder: Path, family: Family, dtype: torch.dtype) -> None:
@@ -88,19 +87,12 @@ def test_prefix__every_family_goes_on_with_a_text_or_computes_whole_prompts(fami
     assert (obstacle is not None) == (family.name in WHOLE_PROMPTS), obstacle
     if obstacle is not None:
         return
-    tokens = torch.randint(5, 60, (1, 54), generator=torch.Generator().manual_seed(0))
-    options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True}
-    options |= {"pad_token_id": 0}
+    tokens = torch.randint(5, 60, (54,), generator=torch.Generator().manual_seed(0)).tolist()
     kept = PrefixCache(model)
     for length in (40, 54):
-        text = kept.begin(tokens[0, :length].tolist())
-        more = {"past_key_values": text.cache, "stopping_criteria": StoppingCriteriaList([text])}
-        mask = torch.ones(1, length)
-        found = model.generate(tokens[:, :length], attention_mask=mask, **more, **options)
-        kept.end(text)
-    assert text.num_reused == 40
-    whole = model.generate(tokens, attention_mask=mask, **options)
-    assert torch.allclose(found.logits[0], whole.logits[0], atol=1e-4)
+        found, num_reused = go_on(kept, model, tokens[:length], 1)
+    assert num_reused == 40
+    assert torch.allclose(found.logits[0], generate(model, tokens, 1).logits[0], atol=1e-4)
 
 
 def expert_keys(folder: Path) -> list[str]:
@@ -177,16 +169,15 @@ def test_probes__report_what_the_experts_are_called_with(family):
     model = tiny_model(family)
     model.set_experts_implementation("eager")
     layers = find_moe_layers(model)
-    called = {}
-    for layer in layers:
-        called[layer.index] = []
-        layer.experts.register_forward_pre_hook(
-            lambda _module, args, kwargs, seen=called[layer.index]: seen.append(
-                [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-            ),
-            with_kwargs=True,
-        )
+    called: dict[int, list[list[Tensor]]] = {layer.index: [] for layer in layers}
     heard = ProbeLog()
+
+    def keep(index, _module, args, kwargs):
+        given = [*args, *kwargs.values()]
+        called[index].append([value for value in given if isinstance(value, Tensor)])
+
+    for layer in layers:
+        layer.experts.register_forward_pre_hook(partial(keep, layer.index), with_kwargs=True)
     tokens = torch.randint(2, 90, (2, 9), generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)
     decoder = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
@@ -210,9 +201,7 @@ def test_probes__report_what_the_experts_are_called_with(family):
             for name in ("layer_input", "gate_input"):
                 assert len(heard.of(name, layer.index)[0][0]) == num_tokens
         if family.served == "interface":
-            for (experts_TK, _, weights_TK), arguments in zip(
-                routed, called[layer.index], strict=True
-            ):
-                assert np.array_equal(experts_TK, arguments[1].numpy())
-                assert np.array_equal(weights_TK, arguments[2].float().numpy())
+            for event, given in zip(routed, called[layer.index], strict=True):
+                assert np.array_equal(event[0], given[1].numpy())
+                assert np.array_equal(event[2], given[2].float().numpy())
     assert len(heard.chosen()) >= 2

@@ -1,6 +1,5 @@
 """Files of a checkpoint or a packed store, which are read before any weight is."""
 
-import json
 from contextlib import suppress
 
 from runtime.store.gguf import header
@@ -8,6 +7,7 @@ from runtime.store.model_check import CONFIG, WEIGHTS_INDEX, check_folder
 from runtime.store.packed import manifest
 from runtime.store.packed.store import PackedStore
 from runtime.store.tensor_index import read_tensor_index
+from tests.fuzz.mutation import change_fields
 from tests.fuzz.named_file import write_input
 from zoo.digest import hash_bytes
 
@@ -44,7 +44,7 @@ def open_weights_index(data: bytes) -> None:
 def open_packed(data: bytes) -> None:
     """Opens a packed store by its manifest, also after its digests were computed anew."""
     write_input(b"", f"packed/{manifest.CHECKSUMS}")
-    folder = write_input(with_digests(data), f"packed/{manifest.MANIFEST}").parent
+    folder = write_input(change_fields(data, with_digests), f"packed/{manifest.MANIFEST}").parent
     contents, checksums = manifest.read_manifest(folder)
     with suppress(ValueError, KeyError, OverflowError):
         for layer in contents.layers:
@@ -52,12 +52,8 @@ def open_packed(data: bytes) -> None:
     PackedStore(folder, contents, checksums)
 
 
-def with_digests(data: bytes) -> bytes:
-    """Returns a manifest with digests of its values and of no checksums; others as they are."""
-    try:
-        fields = json.loads(data)
-        fields["checksums_sha256"] = hash_bytes(b"")
-        body = {key: fields[key] for key in ("contents", "checksums_sha256")}
-        return json.dumps({**fields, "digest": hash_bytes(manifest.canonical_json(body))}).encode()
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return data
+def with_digests(fields: dict) -> dict:
+    """Returns a manifest with digests of its values and of no checksums."""
+    fields["checksums_sha256"] = hash_bytes(b"")
+    body = {key: fields[key] for key in ("contents", "checksums_sha256")}
+    return {**fields, "digest": hash_bytes(manifest.canonical_json(body))}

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 NASTY_VALUES: tuple[Any, ...] = (
@@ -50,6 +51,14 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes | None:
         text = json.dumps(mutate_value(value, rng), indent=rng.choice((None, 2))).encode()
         return (len(text).to_bytes(8, "little") if head else b"") + text
     return None
+
+
+def change_fields(data: bytes, change: Callable[[dict], dict]) -> bytes:
+    """Returns the JSON object with other fields; other bytes as they are."""
+    try:
+        return json.dumps(change(json.loads(data))).encode()
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return data
 
 
 def mutate_value(value: Any, rng: random.Random) -> Any:

@@ -10,11 +10,8 @@ from predictors.errors import MoecastError
 from tests.fuzz.named_file import write_input
 from zoo.config import ListConfig
 
-COMMANDS = {
-    f"{program} {command.name}".strip(): command
-    for program, commands in PROGRAMS.items()
-    for command in commands
-}
+EVERY = [(program, command) for program, commands in PROGRAMS.items() for command in commands]
+COMMANDS = {f"{program} {command.name}".strip(): command for program, command in EVERY}
 
 
 def read_command_line(data: bytes) -> None:

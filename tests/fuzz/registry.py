@@ -24,15 +24,13 @@ POSTED = {
 }  # fmt: skip
 """The paths of requests by target."""
 
-TARGETS = {
-    target.name: target
-    for target in (
-        *(FuzzTarget(name=name, parse=parse) for name, parse in OPENED.items()),
-        FuzzTarget(name="quantised-rows", parse=compute, errors=(ValueError,)),
-        FuzzTarget(name="routing-json", parse=partial(import_log, name="log.jsonl"), share=0.3),
-        FuzzTarget(name="routing-csv", parse=partial(import_log, name="log.csv"), share=0.3),
-        *(FuzzTarget(name=name, parse=poster(path), errors=()) for name, path in POSTED.items()),
-        FuzzTarget(name="command-line", parse=option_values.read_command_line, share=0.1),
-        FuzzTarget(name="option-file", parse=option_values.read_file, share=0.1),
-    )
-}
+ALL = (
+    *(FuzzTarget(name=name, parse=parse) for name, parse in OPENED.items()),
+    FuzzTarget(name="quantised-rows", parse=compute, errors=(ValueError,)),
+    FuzzTarget(name="routing-json", parse=partial(import_log, name="log.jsonl"), share=0.3),
+    FuzzTarget(name="routing-csv", parse=partial(import_log, name="log.csv"), share=0.3),
+    *(FuzzTarget(name=name, parse=poster(path), errors=()) for name, path in POSTED.items()),
+    FuzzTarget(name="command-line", parse=option_values.read_command_line, share=0.1),
+    FuzzTarget(name="option-file", parse=option_values.read_file, share=0.1),
+)
+TARGETS = {target.name: target for target in ALL}

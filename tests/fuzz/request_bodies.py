@@ -5,7 +5,7 @@ import json
 from functools import cache
 from types import SimpleNamespace
 
-from starlette.types import ASGIApp, Message
+import httpx2
 
 from runtime.serving.app import create_app
 from runtime.serving.config import ServeConfig
@@ -24,42 +24,27 @@ def submit(_choices: object) -> None:
 
 
 @cache
-def open_app() -> tuple[ASGIApp, asyncio.AbstractEventLoop]:
-    """The application of a service whose queue is full when a valid request arrives."""
+def open_client() -> tuple[httpx2.AsyncClient, asyncio.AbstractEventLoop]:
+    """A client of a service whose queue is full when a valid request arrives."""
     loaded = SimpleNamespace(info=model_info(name="tiny", aliases=frozenset()))
     service = SimpleNamespace(
         state=ServiceState.READY, is_alive=True, loaded=loaded, require_capacity=lambda: None,
         submit=submit,
     )  # fmt: skip
     config = ServeConfig(log_prompts=True, insecure=True)
-    return create_app(service, config), asyncio.new_event_loop()
-
-
-async def post(app: ASGIApp, path: str, data: bytes) -> tuple[int, bytes]:
-    """Returns status and body of the answer."""
-    sent: list[Message] = []
-    received = iter([{"type": "http.request", "body": data, "more_body": False}])
-
-    async def receive() -> Message:
-        return next(received, {"type": "http.disconnect"})
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope: dict = {"type": "http", "http_version": "1.1", "method": "POST"}
-    scope |= {"path": path, "raw_path": path.encode(), "query_string": b""}
-    scope["headers"] = [(b"content-type", b"application/json"), (b"host", b"localhost")]
-    scope["state"] = {"request_id": "1", "log": {}}
-    await app(scope, receive, send)
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+    transport = httpx2.ASGITransport(create_app(service, config))
+    headers = {"content-type": "application/json"}
+    client = httpx2.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
+    return client, asyncio.new_event_loop()
 
 
 def poster(path: str):
     """Returns a parser of bodies for one path; it raises what the application fails with."""
 
     def parse(data: bytes) -> None:
-        app, loop = open_app()
-        status, body = loop.run_until_complete(post(app, path, data))
+        client, loop = open_client()
+        response = loop.run_until_complete(client.post(path, content=data))
+        status, body = response.status_code, response.content
         assert status in STATUSES, (status, body)
         answer = json.loads(body)
         if status >= 400:

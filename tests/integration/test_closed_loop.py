@@ -44,9 +44,8 @@ def test_closed_loop__leads_from_requests_to_predictors(tmp_path, monkeypatch, c
     lines = [json.loads(line)["tokens"] for line in recorded.read_text().splitlines()]
     assert [len(tokens) for tokens in lines] == [6] * NUM_PROMPTS
     for line in between:
-        command = " ".join(line.split()[:2])
-        is_short = command == "moecast zoo" and " score " not in line
-        pages.run_command(line if is_short else f"{line} {SHORTER[command]}")
+        is_short = line.startswith("moecast zoo ") and " score " not in line
+        pages.run_command(line if is_short else pages.add_options(line, SHORTER))
     assert Trace.open(tmp_path / "runs/traces/served").num_tokens == NUM_PROMPTS * (6 + 3)
     caplog.clear()
     # With the options of a server, which starts slower.

@@ -24,10 +24,9 @@ def commands_with(page: str, *words: str) -> list[str]:
 
 def shorten(line: str) -> str:
     """The command with a short answer, if it generates any, or a short measurement."""
-    command, key = " ".join(line.split()[:2]), "max_new_tokens"
-    shorter = {"moecast generate": f"{key}=8", "moecast chat": f"{key}=8"}
+    shorter = dict.fromkeys(("moecast generate", "moecast chat"), "max_new_tokens=8")
     shorter["moecast doctor"] = "seconds=1"
-    return line if key in line else f"{line} {shorter.get(command, '')}".strip()
+    return line if "max_new_tokens" in line else pages.add_options(line, shorter)
 
 
 def test_readme__is_short_and_says_its_status_before_it_tells_of_large_models() -> None:

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 
 from tests.builders.processes import ROOT
 
@@ -15,14 +16,10 @@ def test_interrupt__is_one_line_with_the_command_that_continues(tmp_path) -> Non
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     program = [sys.executable, "-u", "-m", *command]
     with subprocess.Popen(program, start_new_session=True, **options) as process:
-        said = ""
-        while "prompts to record" not in said:
-            piece = process.stdout.read(1)
-            assert piece, f"the command ended too early: {said}"
-            said += piece
+        said = [*takewhile(lambda line: "prompts to record" not in line, process.stdout)]
         os.killpg(process.pid, signal.SIGINT)
-        said += process.stdout.read()
-    assert process.returncode == 130
+        said += process.stdout
+    assert process.returncode == 130, said
     # A recording continues from its own parts, so that the command needs no run folder.
-    assert said.splitlines()[-1] == f"interrupted; to continue: {' '.join(command)}"
-    assert not re.search("Traceback|Exception", said)
+    assert said[-1] == f"interrupted; to continue: {' '.join(command)}\n"
+    assert not re.search("Traceback|Exception", "".join(said))

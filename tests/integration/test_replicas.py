@@ -3,7 +3,6 @@
 import contextlib
 import json
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +12,8 @@ import httpx2
 import psutil
 import pytest
 
+from benchmarks.process import start_process
 from tests.builders.pages import free_port
-from tests.builders.processes import ROOT
 from tests.builders.server_load import asking
 from tests.builders.waiting import wait_for
 from tests.docs.tested_commands import read_block
@@ -36,8 +35,7 @@ class Server:
         here = {"port=8000": f"port={port}", "moecast ": f"{sys.executable} -m moecast "}
         command = documented.adapt(here).split()
         command += ["max_running=2", "max_waiting=8", "grace=20", f"run_dir={tmp_path / 'run'}"]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        self.process = start_process(command, self.log)
 
     def wait_to_say(self, text: str) -> None:
         def has_said() -> bool:

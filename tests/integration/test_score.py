@@ -9,7 +9,7 @@ import pytest
 
 from configs.program import run_program
 from predictors.base import Forecast
-from tests.builders.traced_model import make_traced_model
+from tests.builders.traced_model import make_traced_model, training_options
 from train.accuracy import RequestAccuracy
 from train.score import Verdict
 from zoo.load import find_entry
@@ -19,10 +19,9 @@ from zoo.load import find_entry
 def trained(tmp_path_factory):
     """A folder with a model, traces of two distributions and a run's entries."""
     folder = tmp_path_factory.mktemp("scored")
-    model = make_traced_model(folder, other="shifted")
-    given = [f"model.id={model}", "model.name=tiny", "max_epochs=1", "batch_size=64"]
-    given += [f"trace={folder / 'trace'}", "replay_tokens=20", "figures=false", "logger=[]"]
-    given += ["predictor=popularity", "score_shifted=false", f"run_dir={folder / 'run'}"]
+    make_traced_model(folder, other="shifted")
+    given = [*training_options(folder, folder / "run"), "max_epochs=1", "replay_tokens=20"]
+    given += ["predictor=popularity", "score_shifted=false", "figures=false", "logger=[]"]
     assert run_program("train", given) == 0
     assert run_program("train", ["reuse", *given]) == 0
     return folder

@@ -1,35 +1,22 @@
 """SIGTERM while a server is generating, and a server with few descriptors."""
 
-import gc
 import json
-import resource
 import socket
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import httpx2
 
 from tests.builders.forked import run_server
+from tests.builders.open_files import limit_open_files
 from tests.builders.server_load import RequestEnd, accepted_requests, late_requests
 
 GRACE_SECONDS = 300
 """Enough for all answers on a busy machine."""
 
 
-@contextmanager
-def open_files(limit: int):
-    """Limit the open files of processes that are started here, as macOS does."""
-    gc.collect()  # the limit is this process's, too: files of models that nobody refers to go
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_sigterm__with_grace_finishes_requests_among_idle_clients(speaking) -> None:
     with ExitStack() as stack:
-        with open_files(256):
+        with limit_open_files(256):  # as macOS does
             options = {"model.id": speaking, "grace": GRACE_SECONDS}
             started = stack.enter_context(run_server(options))
         host, port = started.url.removeprefix("http://").split(":")

@@ -30,15 +30,10 @@ def running(speaking, tmp_path_factory):
         yield started
 
 
-async def leave_all(url: str, leaving: list[departures.Departure]) -> None:
+def leave_all(url: str, leaving: list[departures.Departure]) -> None:
     """Lets clients leave, `TOGETHER` at a time."""
-    slots = asyncio.Semaphore(TOGETHER)
-
-    async def leave_one(departure: departures.Departure) -> None:
-        async with slots:
-            await departures.leave(url, departure)
-
-    await asyncio.gather(*map(leave_one, leaving))
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        list(pool.map(lambda one: asyncio.run(departures.leave(url, one)), leaving))
 
 
 def greedy_text(target: ServerProcess) -> str:
@@ -53,13 +48,13 @@ def test_disconnects__leak_no_slot_thread_or_descriptor(running) -> None:
     tokens = running.metrics().get(TOKENS_COUNTER, 0.0)
     # The first requests make threads and memory that stay.
     departures.fill_pool(running)
-    asyncio.run(leave_all(running.url, drawn(48, seed=4)))
+    leave_all(running.url, drawn(48, seed=4))
     expected = greedy_text(running)
     time.sleep(0.5)
     before = departures.idle_footprint(running)
     left = drawn(30, seed=3)
     assert {departure.when for departure in left} == set(departures.LeaveMoment)
-    asyncio.run(leave_all(running.url, left))
+    leave_all(running.url, left)
     running.wait_idle()
     # Abandoned generations were cancelled.
     assert running.metrics()[TOKENS_COUNTER] - tokens < (48 + 30) * 10_000 / 10

@@ -24,17 +24,15 @@ def server(tmp_path_factory):
     options = {"system": "moecast", "budget": "50%", "model.dtype": "float32"}
     with started(options, environment={"MOECAST_API_KEY": KEY}, folder=folder) as server:
         body = {"prompt": "The heart pumps blood", "max_tokens": 24, "temperature": 0}
-        headers = {"Authorization": f"Bearer {KEY}"}
-        answer = httpx2.post(f"{server.api}/completions", json=body, headers=headers, timeout=240)
+        answer = httpx2.post(f"{server.api}/completions", json=body, auth=("", KEY), timeout=240)
         answer.raise_for_status()
-
-        def is_idle() -> bool:
-            queue = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()["queue"]
-            return queue["running"] == queue["waiting"] == 0
-
         # The request's place is free only after it was answered.
-        wait_for(is_idle, "an idle server")
+        wait_for(lambda: status_of(server)["queue"]["running"] == 0, "an idle server")
         yield server
+
+
+def status_of(server) -> dict:
+    return httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +50,8 @@ def text_of(dom: str, name: str) -> str:
 
 
 def test_status__agrees_with_itself_and_has_no_prompts(server) -> None:
-    response = httpx2.get(f"{server.url}/status", auth=("", KEY))
-    assert "heart" not in response.text
-    status = response.json()
+    status = status_of(server)
+    assert "heart" not in str(status)
     (answer,), (tier,) = status["answers"], status["tiers"]
     assert (answer["new_tokens"], answer["finish_reason"]) == (24, "length")
     assert answer["tpot_seconds"] == status["latency"]["tpot_seconds"]["p50"] > 0
@@ -73,7 +70,7 @@ def test_browser__reports_a_script_that_fails(tmp_path) -> None:
 
 def test_browser__shows_the_servers_counts(server, url: str, tmp_path) -> None:
     dom, complaints = document(url, tmp_path)
-    status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
+    status = status_of(server)
     assert complaints == ""
     assert (text_of(dom, "state"), text_of(dom, "model")) == ("ready", "qwen2-moe-tiny")
     assert text_of(dom, "served") == "system moecast, predictor residual, eviction reuse"
@@ -96,7 +93,7 @@ def test_browser__shows_the_servers_counts(server, url: str, tmp_path) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_browser__draws_the_map(server, url: str, tmp_path, theme: str):
     pixels = colours(picture(url, tmp_path, dark=theme == "dark"))
-    status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
+    status = status_of(server)
     assert pixels[BACKGROUND[theme]] > 50_000
     # A cell has at least 8 by 8 pixels of one colour at this width.
     assert pixels[CACHED[theme]] > 64 * "".join(status["cells"]).count("c")

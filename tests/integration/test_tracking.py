@@ -9,7 +9,7 @@ import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs.program import run_program
-from tests.builders.traced_model import make_traced_model
+from tests.builders.traced_model import make_traced_model, training_options
 from tests.builders.wandb_files import read_wandb_files
 from zoo.entry import open_entry
 
@@ -21,21 +21,14 @@ FIGURES |= {name: name for name in ("worst_layer_accuracy", "bytes")}
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    folder = make_traced_model(tmp_path)
+    make_traced_model(tmp_path)
     # Artifacts are copied there.
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staged"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    yield [
-        *(f"model.id={folder}", "model.name=tiny", f"trace={tmp_path / 'trace'}"),
-        *(f"run_dir={tmp_path / 'run'}", "predictor=stride", "predictor.width=32", "max_epochs=2"),
-        *("batch_size=64", "replay_tokens=10", "score_shifted=false", "figures=false"),
-    ]
+    own = ["predictor=stride", "score_shifted=false", "figures=false"]
+    yield [*training_options(tmp_path, tmp_path / "run"), *own]
     # It keeps the environment of the first run.
     wandb.teardown()
-
-
-def results_of(run_dir: Path) -> dict:
-    return json.loads((run_dir / "results.json").read_text())
 
 
 def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(command, tmp_path):
@@ -47,7 +40,7 @@ def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
     assert run_program("train", command) == 0
     first, again = read_wandb_files(run_dir)
     assert (first.run.run_id, first.exit_code, again.exit_code) == (again.run.run_id, 0, 0)
-    results = results_of(run_dir)
+    results = json.loads((run_dir / "results.json").read_text())
 
     config = first.config
     assert config["model"]["name"] == "tiny"
@@ -104,7 +97,7 @@ def test_tensorboard__continues_its_curves(command, tmp_path) -> None:
     rates = [event.value for event in found.Scalars("lr-AdamW/mlp-stride")]
     assert rates == pytest.approx([4e-3 * (32 - step) / 30 for step in (9, 19, 29)])
     (first, _) = found.Scalars("held_out/stride/accuracy")
-    results = results_of(tmp_path / "run")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert first.value == pytest.approx(results["predictors"]["stride"]["mean_accuracy"])
 
     assert run_program("train", [*command, "overwrite=true", "seed=1"]) == 0

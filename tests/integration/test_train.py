@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from configs.program import run_program
 from predictors.registry import KINDS
 from predictors.reuse import ReusePredictor
-from tests.builders.traced_model import make_traced_model
+from tests.builders.traced_model import make_traced_model, training_options
 from train.eviction_eval import BUDGETS, POLICIES, gap_closed
 from zoo.entry import ZooEntry, open_entry
 from zoo.load import load_predictor
@@ -27,11 +27,7 @@ def folder(tmp_path_factory):
 
 
 def options(folder, run_dir) -> list[str]:
-    return [
-        *(f"model.id={folder / 'tiny'}", "model.name=tiny", f"trace={folder / 'trace'}"),
-        *(f"shifted_trace={folder / 'shifted'}", f"run_dir={run_dir}", "predictor.width=32"),
-        *("max_epochs=2", "batch_size=64", "replay_tokens=10"),
-    ]
+    return [*training_options(folder, run_dir), f"shifted_trace={folder / 'shifted'}"]
 
 
 @pytest.fixture

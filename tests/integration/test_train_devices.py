@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.builders.processes import run_python
-from tests.builders.traced_model import make_traced_model
+from tests.builders.traced_model import make_traced_model, training_options
 
 RAY = ("devices=2", "launcher=ray")
 
@@ -13,18 +13,15 @@ RAY = ("devices=2", "launcher=ray")
 @pytest.mark.engines
 @pytest.mark.timeout(1200)
 def test_train__two_devices_learn_what_one_learns(tmp_path) -> None:
-    folder, found = make_traced_model(tmp_path), {}
+    make_traced_model(tmp_path)
+    found = {}
     # The third: two processes that Ray Train has started.
     for name, options in {1: ("devices=1",), 2: ("devices=2",), 3: RAY}.items():
         run_dir = tmp_path / f"run{name}"
-        done = run_python(
-            *("-m", "train", "predictor=mlp", *options),
-            *(f"model.id={folder}", "model.name=tiny", f"trace={tmp_path / 'trace'}"),
-            *(f"run_dir={run_dir}", "predictor.width=32", "max_epochs=2", "batch_size=64"),
-            *("score_shifted=false", "replay_tokens=12"),
-            environment={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-            timeout=600,
-        )
+        given = [*training_options(tmp_path, run_dir), "score_shifted=false", *options]
+        environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        command = ("-m", "train", "predictor=mlp", *given)
+        done = run_python(*command, environment=environment, timeout=600)
         # The other device's process ends with the training: everything after it is printed once.
         assert done.stderr.count("zoo entries:") == 1, done.stderr
         found[name] = json.loads((run_dir / "results.json").read_text())

@@ -38,11 +38,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def shorten(line: str) -> str:
-    command = " ".join(line.split()[:2])
-    return f"{line} {SHORTER.get(command, '')}".strip()
-
-
 def test_tutorial__leads_from_a_model_to_a_server(workplace, monkeypatch, capsys, caplog):
     """The server has the predictors that were trained for the checkpoint."""
     port = pages.free_port()
@@ -57,7 +52,7 @@ def test_tutorial__leads_from_a_model_to_a_server(workplace, monkeypatch, capsys
         if line.startswith("moecast zoo pull"):
             # The other machine has another zoo.
             monkeypatch.setenv("MOECAST_CACHE", str(workplace / "other machine"))
-        pages.run_command(shorten(line))
+        pages.run_command(pages.add_options(line, SHORTER))
     assert (workplace / "runs/mine/report/report.html").is_file()
     check_scores(workplace)
     assert "my-model/residual" in capsys.readouterr().out

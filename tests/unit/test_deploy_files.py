@@ -30,11 +30,15 @@ def read_options(arguments: list[str]) -> dict[str, str]:
     return options
 
 
+def spare_memory(limit: str, options: dict[str, str]) -> int:
+    """Bytes of a limit that a server's budget leaves."""
+    return parse_size(limit, name="limit") - parse_size(options["budget"], name="budget")
+
+
 def test_unit__limits_match_the_budget_and_the_grace_period() -> None:
     unit = read_unit()
     options = read_options(shlex.split(unit["ExecStart"])[2:])
-    memory = parse_size(unit["MemoryMax"], name="MemoryMax")
-    assert memory >= parse_size(options["budget"], name="budget") + (1 << 30)
+    assert spare_memory(unit["MemoryMax"], options) >= 1 << 30
     assert int(unit["TimeoutStopSec"]) > GRACE
 
 
@@ -43,8 +47,7 @@ def test_manifest__limits_probes_and_options_match_the_server() -> None:
     pod = next(one for one in documents if one["kind"] == "Deployment")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     options = read_options(container["args"])
-    memory = parse_size(f"{container['resources']['limits']['memory']}B", name="memory")
-    assert memory >= parse_size(options["budget"], name="budget") + (1 << 30)
+    assert spare_memory(f"{container['resources']['limits']['memory']}B", options) >= 1 << 30
     assert pod["terminationGracePeriodSeconds"] > GRACE
     probes = [container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")]
     assert len(probes) == 3
@@ -71,8 +74,7 @@ def test_ray_cluster__fits_its_workers_and_the_server() -> None:
     # A replica on each worker.
     assert int(options["replicas"]) == workers["replicas"]
     assert int(options["replica_cpus"]) == int(worker["resources"]["limits"]["cpu"])
-    memory = parse_size(f"{worker['resources']['limits']['memory']}B", name="memory")
-    assert memory >= parse_size(options["budget"], name="budget") + (2 << 30)
+    assert spare_memory(f"{worker['resources']['limits']['memory']}B", options) >= 2 << 30
 
     assert serving["readinessProbe"]["httpGet"]["path"] in OPEN_PATHS
     ports = {port["name"]: port["containerPort"] for port in serving["ports"]}

@@ -6,6 +6,7 @@ Read from the source, nothing of it is imported.
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 
 from tests.builders.sources import PACKAGES, Source, sources
 
@@ -28,16 +29,10 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def field_docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and text of the docstrings below fields and constants; of options, they are the help."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef):
-            continue
-        for assigned, statement in zip(node.body, node.body[1:], strict=False):
-            if (
-                isinstance(assigned, ast.Assign | ast.AnnAssign)
-                and isinstance(statement, ast.Expr)
-                and isinstance(statement.value, ast.Constant)
-                and isinstance(statement.value.value, str)
-            ):
-                yield statement.lineno, statement.value.value.strip()
+        for pair in pairwise(node.body) if isinstance(node, ast.Module | ast.ClassDef) else ():
+            match pair:
+                case ast.Assign() | ast.AnnAssign(), ast.Expr(ast.Constant(str(text))) as below:
+                    yield below.lineno, text.strip()
 
 
 def test_classes__have_unique_names() -> None:

@@ -16,12 +16,11 @@ from tests.builders.traces import make_spec
 SPEC = make_spec(num_layers=3, num_experts=8, top_k=2)
 
 
-def run(steps, *, interconnect=None, slots=8, spec=SPEC, hardware=None, **switches):
-    return replay(
-        steps, None, spec=spec, system=SystemConfig(**{"per_layer": False, **switches}),
-        hardware=hardware or toy_machine(), budget_slots=slots,
-        make_machine=make_simulator if interconnect is None else interconnect.make_machine,
-    )  # fmt: skip
+def run(steps, *, interconnect=None, spec=SPEC, hardware=None, **switches):
+    system, hardware = SystemConfig(per_layer=False, **switches), hardware or toy_machine()
+    make = make_simulator if interconnect is None else interconnect.make_machine
+    machine = {"hardware": hardware, "make_machine": make, "budget_slots": 8}
+    return replay(steps, None, spec=spec, system=system, **machine)
 
 
 def together(*, nodes=1, devices=1, **links):
@@ -50,12 +49,13 @@ def test_cluster__refuses_what_one_device_decides(switch):
         run(random_steps(1), interconnect=together(devices=2), **{switch: True})
 
 
+LAYER, PAIR = make_spec(num_layers=1, num_experts=8, top_k=2), routed_step([[[0, 1]]])
+
+
 def test_cluster__devices_fetch_and_compute_at_once():
     """Experts 0 and 1 of layer 0 are on two devices: 10 + 6 + 1 s, on one 10 + 12 + 1."""
-    spec = make_spec(num_layers=1, num_experts=8, top_k=2)
-    step = routed_step([[[0, 1]]], [0])
-    assert run([step], spec=spec).tpot_seconds == [23.0]
-    stats = run([step], spec=spec, interconnect=together(devices=2))
+    assert run([PAIR], spec=LAYER).tpot_seconds == [23.0]
+    stats = run([PAIR], spec=LAYER, interconnect=together(devices=2))
     assert (stats.tpot_seconds, stats.stall_seconds, stats.total.misses) == ([17.0], 6.0, 2)
 
 
@@ -68,10 +68,8 @@ def test_cluster__a_layer_is_over_when_the_last_device_is():
 
 def test_cluster__tokens_travel_while_experts_are_fetched():
     """Fetching takes 6 s: 2 s there are hidden, 2 s back are not; resident, both are paid."""
-    spec = make_spec(num_layers=1, num_experts=8, top_k=2)
-    step = routed_step([[[0, 1]]], [0])
     slow = together(devices=2, device_latency_seconds=2.0)
-    assert run([step, step], spec=spec, interconnect=slow).tpot_seconds == [19.0, 15.0]
+    assert run([PAIR, PAIR], spec=LAYER, interconnect=slow).tpot_seconds == [19.0, 15.0]
 
 
 def test_cluster__machines_share_tokens_and_pay_for_what_crosses():

@@ -1,8 +1,9 @@
 """Groups of micro-batches in replays: by hand, and for any group against the lower bound."""
 
 from dataclasses import replace
+from itertools import count, islice
+from typing import Any
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,27 +21,21 @@ from tests.builders.spans import RecordedSpans
 SPEC = tiny_spec(num_layers=2, num_experts=4, top_k=1)
 MACHINE = toy_machine(expert_fixed=1.0, predictor_seconds=0.0)
 """An expert comes in 6 s; a layer takes 10 s, an expert 1 s and 1 s a token."""
+KNOWN: dict[str, Any] = {"hardware": MACHINE, "make_machine": make_group_machine, "budget_slots": 8}
+KNOWN: dict[str, Any] = {"hardware": MACHINE, "make_machine": make_group_machine, "budget_slots": 8}
 AT_ONCE = SystemConfig(prefetch=False, chunked=False, reordered=False, per_layer=False)
 
 
-def micro_batch(first_request, layers):
-    """A decode step, given by the experts of each layer, one for each request."""
-    return routed_step(layers, first_request + np.arange(len(layers[0])))
-
-
 def group(*batches, **options):
-    """A group of micro-batches, each given by the experts of its layers."""
-    starts = np.cumsum([0, *(len(layers[0]) for layers in batches)]).tolist()
-    micro_batches = [micro_batch(i, layers) for i, layers in zip(starts, batches, strict=False)]
-    return GroupStep(micro_batches, **options)
+    """A group of micro-batches, each given by the experts of its layers, one for each request."""
+    numbers = count()
+    owners = [list(islice(numbers, len(layers[0]))) for layers in batches]
+    return GroupStep(list(map(routed_step, batches, owners)), **options)
 
 
-def run(steps, system=AT_ONCE, *, slots=8, **options):
+def run(steps, system=AT_ONCE, **options):
     timeline = RecordedSpans()
-    stats = replay(
-        steps, None, spec=SPEC, system=system, budget_slots=slots, timeline=timeline,
-        **({"hardware": MACHINE, "make_machine": make_group_machine} | options),
-    )  # fmt: skip
+    stats = replay(steps, None, spec=SPEC, system=system, timeline=timeline, **KNOWN | options)
     return stats, timeline.spans
 
 
@@ -66,7 +61,7 @@ def test_group__requests_experts_of_a_micro_batch_at_once():
 
 def test_group__of_one_is_an_ordinary_step():
     layers = ((2, 0), (1, 1))
-    plain, plain_spans = run([micro_batch(0, layers)], make_machine=make_simulator)
+    plain, plain_spans = run([routed_step(layers, [0, 1])], make_machine=make_simulator)
     grouped, spans = run([group(layers)])
     assert (grouped.tpot_seconds, spans) == (plain.tpot_seconds, plain_spans)
 
@@ -108,7 +103,7 @@ PAIRS = st.tuples(st.integers(0, 3), st.integers(0, 3))
 def test_group__ends_and_never_beats_the_bound(chosen, name, slots, merges, load_bytes):
     batches = [(tuple(a for a, _ in batch), tuple(b for _, b in batch)) for batch in chosen]
     steps = [group(*batches, merges_experts=merges, cache_bytes=load_bytes)] * 3
-    stats, _ = run(steps, load_system(name), slots=slots)
+    stats, _ = run(steps, load_system(name), budget_slots=slots)
     machine = {"spec": SPEC, "hardware": MACHINE, "num_slots": slots}
     bound = bound_time(steps, dense_seconds=dense_seconds, **machine)
     assert stats.total_seconds >= bound.prefill_seconds + bound.decode_seconds - 1e-9

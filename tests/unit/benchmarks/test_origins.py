@@ -40,10 +40,8 @@ def test_unclean_results__are_refused_with_the_command_that_measures_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clean = "a" * 40
-    write_results(
-        tmp_path, monkeypatch, dirty=of(f"{clean}-dirty"), clean=of(clean),
-        parts={"one": of(clean), "two": of(None, "python -m benchmarks peers"), "three": {}},
-    )  # fmt: skip
+    parts = {"one": of(clean), "two": of(None, "python -m benchmarks peers"), "three": {}}
+    write_results(tmp_path, monkeypatch, dirty=of(f"{clean}-dirty"), clean=of(clean), parts=parts)
     assert origins.refuse_unclean() == ["dirty", "parts"]
     assert capsys.readouterr().err.splitlines() == [
         "refused: dirty: measured with uncommitted code; again: python -m benchmarks drafts",
@@ -89,10 +87,8 @@ def test_results__that_are_older_than_their_code_are_named(tmp_path, monkeypatch
     monkeypatch.setattr(origins, "ROOT", tmp_path)
     results = tmp_path / "results"
     results.mkdir()
-    write_results(
-        results, monkeypatch, old=of(first), older=of(second), new=of(third), unknown=of("0" * 40),
-        unclean=of(f"{first}-dirty"),
-    )  # fmt: skip
+    named = {"old": of(first), "older": of(second), "new": of(third), "unknown": of("0" * 40)}
+    write_results(results, monkeypatch, **named, unclean=of(f"{first}-dirty"))
     origins.warn_of_changes()
     assert capsys.readouterr().err.splitlines() == [
         f"files of code changed since old ({first[:10]}): served: 1, learned.py: 1",

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,12 +88,10 @@ def test_claims__cover_every_published_figure_or_name_why_not() -> None:
 
 def test_totals__after_each_step_add_up() -> None:
     totals: list[cells.StepTotals] = []
-    stats = replay(
-        [one_token(0, 1), one_token(0, 2)], None,
-        spec=tiny_spec(num_experts=4, top_k=1, hidden_size=1), system=SystemConfig(),
-        hardware=toy_machine(), budget_slots=8,
-        on_step=lambda *step: totals.append(cells.total_step(*step)),
-    )  # fmt: skip
+    options: dict[str, Any] = {"system": SystemConfig(), "hardware": toy_machine()}
+    options["on_step"] = lambda *step: totals.append(cells.total_step(*step))
+    spec, steps = tiny_spec(num_experts=4, top_k=1), [one_token(0, 1), one_token(0, 2)]
+    stats = replay(steps, None, spec=spec, budget_slots=8, **options)
     first, last = totals
     assert (first.requests, first.hits, first.decode_stall_seconds) == (2, 0, 12.0)
     assert (last.requests, last.hits, last.decode_stall_seconds) == (4, 1, 18.0)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,10 +27,10 @@ def model(tmp_path: Path) -> str:
 def test_drafts__are_measured_beside_their_bound(model: str, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "one two one two one two one"}) + "\n")
+    sizes = {"prompts": 1, "new_tokens": 10, "repetitions": 1, "threads": torch.get_num_threads()}
     config = configs.DraftsConfig(
-        kinds={"counting": prompts}, model=model, budget="50%",
-        system="on-demand", prompts=1, new_tokens=10, repetitions=1,
-        threads=torch.get_num_threads(), output=tmp_path / "drafts.json",
+        kinds={"counting": prompts}, model=model, budget="50%", system="on-demand",
+        output=tmp_path / "drafts.json", **sizes,
     )  # fmt: skip
     drafts.run_drafts(config)
     report = read_document(config.output)
@@ -45,22 +46,18 @@ def test_drafts__are_measured_beside_their_bound(model: str, tmp_path: Path) -> 
 
 
 def test_command__names_paths_by_their_last_part() -> None:
-    config = configs.LookaheadConfig(
-        traces={"docs": Path("/home/someone/traces/docs")},
-        entries={"reuse": "/home/someone/entries/reuse", "regret": "qwen2-moe-tiny/reuse"},
-    )
-    assert command_line("lookahead", config) == (
+    entries = {"reuse": "/home/someone/entries/reuse", "regret": "qwen2-moe-tiny/reuse"}
+    traces = {"docs": Path("/home/someone/traces/docs")}
+    assert command_line("lookahead", configs.LookaheadConfig(traces=traces, entries=entries)) == (
         "python -m benchmarks lookahead traces={docs: docs} "
         "entries={reuse: reuse,regret: qwen2-moe-tiny/reuse}"
     )
 
 
 def test_prefill__is_measured_beside_its_bounds(model, tmp_path, monkeypatch):
-    config = configs.PrefillConfig(
-        model=model, budget="50%", system=["on-demand", "promoe"],
-        prompts=2, prompt_tokens=40, threads=torch.get_num_threads(),
-        output=tmp_path / "prefill.json",
-    )  # fmt: skip
+    sizes = {"prompts": 2, "prompt_tokens": 40, "threads": torch.get_num_threads()}
+    places = {"model": model, "output": tmp_path / "prefill.json"}
+    config = configs.PrefillConfig(budget="50%", system=["on-demand", "promoe"], **places, **sizes)
     # Its reads take seconds in every turn.
     monkeypatch.setattr("benchmarks.prefill.measure_bandwidth", lambda *_, **__: 1e9)
     prefill.run_prefill(config)
@@ -82,10 +79,8 @@ def test_prefill__takes_ratios_prompt_by_prompt() -> None:
 
 def test_payoff__fails_where_moecast_is_slower(model, tmp_path, monkeypatch):
     monkeypatch.setattr(payoff, "LIMIT", 0.0)
-    config = configs.PayoffConfig(
-        model=model, format=["float32"], budget=["75%"],
-        repetitions=1, requests=2, new_tokens=4, output=tmp_path / "payoff.json",
-    )  # fmt: skip
+    sizes = {"repetitions": 1, "requests": 2, "new_tokens": 4, "output": tmp_path / "payoff.json"}
+    config = configs.PayoffConfig(model=model, format=["float32"], budget=["75%"], **sizes)
     with pytest.raises(MoecastError, match="times as long: float32 at 75% "):
         payoff.run_payoff(config)
     (row,) = json.loads((tmp_path / "payoff.json").read_text())["rows"]
@@ -95,11 +90,9 @@ def test_payoff__fails_where_moecast_is_slower(model, tmp_path, monkeypatch):
 
 
 def test_payoff__takes_its_interval_over_requests() -> None:
-    row = payoff.PayoffRow(
-        format="int8", budget="25%", on_demand_seconds=1.0, moecast_seconds=1.05, ratio=1.05,
-        ratio_interval=(1.01, 1.09), tokens_equal=True,
-    )  # fmt: skip
-    assert not row.is_slower
+    row: dict[str, Any] = {"format": "int8", "budget": "25%", "tokens_equal": True}
+    row |= {"on_demand_seconds": 1.0, "moecast_seconds": 1.05, "ratio": 1.05}
+    assert not payoff.PayoffRow(**row, ratio_interval=(1.01, 1.09)).is_slower
 
 
 def test_lockstep__ratios_are_taken_within_each_round() -> None:

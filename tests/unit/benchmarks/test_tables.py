@@ -38,10 +38,9 @@ def test_other_programs__stand_in_their_fastest_setting() -> None:
         ("llama-cpp", "25%", 2, 128, 8.0),
         ("llama-cpp", "25%", 2, 512, 5.0),
     )
-    assert [
-        (own.tokens_per_second, other.peer, other.tokens_per_second)
-        for own, other in peers.compare_rows(part)
-    ] == [(20.0, "llama-cpp", 8.0), (50.0, "llama-cpp-in-memory", 125.0)]
+    pairs = peers.compare_rows(part)
+    found = [(own.tokens_per_second, other.peer, other.tokens_per_second) for own, other in pairs]
+    assert found == [(20.0, "llama-cpp", 8.0), (50.0, "llama-cpp-in-memory", 125.0)]
 
 
 def test_gguf_formats__are_compared_with_the_fastest_other_program() -> None:
@@ -120,10 +119,8 @@ def test_tables__are_those_of_the_committed_results() -> None:
 
 def test_tables__of_refused_results_stay_as_they_are(tmp_path, monkeypatch) -> None:
     page = tmp_path / "page.md"
-    page_text = (
-        "# Page\n\n<!--live_table-->\nas it was\n\n<!--end-->\n"
-        "<!--robustness_table-->\nas it was\n\n<!--end-->\n"
-    )
+    rest = "\nas it was\n\n<!--end-->\n"
+    page_text = f"# Page\n\n<!--live_table-->{rest}<!--robustness_table-->{rest}"
     page.write_text(page_text)
     monkeypatch.setattr(pages, "PAGES", [page])
     monkeypatch.setattr(pages, "refuse_unclean", lambda: ["bench"])

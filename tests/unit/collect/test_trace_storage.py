@@ -3,9 +3,9 @@
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 from hypothesis import given, settings
@@ -29,14 +29,12 @@ from zoo.storage.remote import ObjectStorage
 
 @pytest.fixture(params=["folder", "memory", "s3"])
 def storage(request, tmp_path, monkeypatch) -> Iterator[FileStorage]:
-    if request.param == "folder":
-        (tmp_path / "far").mkdir()
-        yield open_writable_storage(tmp_path / "far")
-    elif request.param == "memory":
-        yield open_writable_storage(f"memory://{tmp_path.name}")
-    else:
+    if request.param == "s3":
         with s3_bucket(tmp_path.name, monkeypatch) as bucket:
             yield open_writable_storage(f"{bucket}/traces/one")
+    else:
+        places = {"folder": tmp_path / "far", "memory": f"memory://{tmp_path.name}"}
+        yield open_writable_storage(places[request.param])
 
 
 def write(storage: FileStorage, plan: TracePlan, units: list[int]) -> TraceWriter:
@@ -77,20 +75,14 @@ def test_trace__damage_is_refused(storage: FileStorage) -> None:
 def test_copy__is_made_once_and_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = ObjectStorage(f"memory://{tmp_path.name}")
     first = write(storage, make_plan(make_spec()), [0, 1]).finish()
-    streamed: list[str] = []
-    stream = ObjectStorage.stream
-
-    def record_stream(self: ObjectStorage, path: str) -> AbstractContextManager[Iterator[bytes]]:
-        streamed.append(path)
-        return stream(self, path)
-
-    monkeypatch.setattr(ObjectStorage, "stream", record_stream)
+    stream = create_autospec(ObjectStorage.stream, side_effect=ObjectStorage.stream)
+    monkeypatch.setattr(ObjectStorage, "stream", stream)
     assert Trace.open(storage).path == first.path
-    assert streamed == []
+    stream.assert_not_called()
     (victim, *_) = first.path.glob("*.arrow")
     victim.write_bytes(victim.read_bytes()[:-1])
     assert Trace.open(storage).digest == first.digest
-    assert streamed == [victim.name]
+    stream.assert_called_once_with(storage, victim.name)
     assert Trace.open(first.path).digest == first.digest, "the copy is a complete trace"
 
 
@@ -160,7 +152,7 @@ def test_trace__three_processes_write_at_once(storage: FileStorage, tmp_path: Pa
     assert TraceWriter(where, plan).finish().digest == alone.digest
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["write", "finish", "open"]))))
 def test_writers__in_any_order_lose_nothing_and_finish_once(tmp_path_factory, moves) -> None:
     folder = tmp_path_factory.mktemp("trace")

@@ -41,7 +41,6 @@ def test_column__is_a_view_of_the_file(tmp_path: Path) -> None:
     column = make_trace(tmp_path / "t").column("gate_input", 1)
     view = column[3:9]
     assert np.shares_memory(view, column.chunks[0])
-    assert not view.flags.owndata
     assert not view.flags.writeable
 
 
@@ -98,12 +97,9 @@ def test_trace__damage_is_refused_before_parsing(tmp_path, monkeypatch, suffix, 
     else:
         del data[-1]
     victim.write_bytes(data)
-    parsed = []
-    parser = "collect.traces.reader.map_stream"
-    monkeypatch.setattr(parser, lambda path, _: parsed.append(path.name))
+    monkeypatch.setattr("collect.traces.reader.map_stream", None)
     with pytest.raises(TraceError, match=rf"{victim.name} is damaged.*Nothing of it was read"):
         Trace.open(tmp_path / "t")
-    assert victim.name not in parsed
 
 
 ALTERED = [
@@ -213,19 +209,13 @@ def test_trace__may_hold_several_choices_of_none(tmp_path: Path) -> None:
     assert Trace.open(tmp_path / "t").column("experts", 1)[3].tolist() == [8, 8]
 
 
-def shards_of(folder: Path, *order: int) -> list:
-    shards = read_manifest(folder).shards
-    return [shards[number] for number in order]
-
-
 def test_trace__has_each_shard_once_and_in_order(tmp_path: Path) -> None:
     folder = make_trace(tmp_path / "t", **SMALL).path
-    for order in [(0, 0), (1, 0), (0,), (), (0, 1, 1)]:
-        first = make_trace(tmp_path / f"{len(order)}{sum(order)}", **SMALL).path
-        change_manifest(first, shards=shards_of(first, *order))
+    one, two = read_manifest(folder).shards
+    for shards in [(one, one), (two, one), (one,), (), (one, two, two)]:
+        change_manifest(folder, shards=shards)
         with pytest.raises(TraceError, match="its shards are of the units .* each of 2 once"):
-            Trace.open(first)
-    (one, two) = shards_of(folder, 0, 1)
+            Trace.open(folder)
     change_manifest(folder, shards=[one, two.model_copy(update={"data": one.data})])
     with pytest.raises(TraceError, match=r"the file 00000.*arrow is listed twice"):
         Trace.open(folder)

@@ -4,7 +4,6 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -15,24 +14,16 @@ from configs.program import run_program
 from predictors.errors import MoecastError
 from predictors.files import cache_folder, find_cache_folder
 from tests.builders.commands import command_of
+from tests.unit.configs.test_cli import refuses, works
 from zoo.config import ListConfig
 from zoo.load import local_zoos
 
 RUNNING, GO = threading.Event(), threading.Event()
 
 
-def works(config: ListConfig) -> dict[str, Any]:
-    return {"zoo": config.zoo, "run_dir": config.run_dir}
-
-
-def refuses(_: ListConfig) -> None:
-    raise MoecastError("no")
-
-
-def waits(_: ListConfig) -> dict[str, Any]:
+def waits(_: ListConfig) -> None:
     RUNNING.set()
     GO.wait(30)
-    return {}
 
 
 COMMANDS = tuple(map(command_of, (works, waits, refuses)))

@@ -61,6 +61,10 @@ def test_later_options__replace_texts() -> None:
 
 
 REFUSED_VALUES = [
+    ("seed=x", "seed=x: must be a valid integer"),
+    ("seed=1,2", "seed=1,2: must be a valid integer.*; several values need -m"),
+    ("verify=maybe", "verify=maybe: must be a valid boolean"),
+    ("temperature=high", "temperature=high: must be a valid number"),
     ("prompt=a\udcff", "prompt: the text is not valid UTF-8"),
     ("prompt=a\0b", "prompt: the text has a null character"),
     ("temperature=nan", "temperature=nan: must be a finite number"),
@@ -82,7 +86,8 @@ REFUSED_VALUES = [
 
 @pytest.mark.parametrize(("argument", "message"), REFUSED_VALUES)
 def test_value_that_no_command_could_take__is_refused(argument: str, message: str) -> None:
-    with pytest.raises(MoecastError, match=message):
+    error = MoecastError if "~nosuchuser" in argument else ConfigError
+    with pytest.raises(error, match=message):
         compose_typed(GenerateConfig, [argument])
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from configs.commands import PROGRAMS
-from moecast import command
+from moecast import __version__, command
 from tests.builders.processes import run_python
 
 LIGHT = """
@@ -59,7 +59,5 @@ def test_no_command__prints_the_help_to_stderr(capsys: pytest.CaptureFixture[str
 
 
 def test_version__is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    import moecast
-
     assert command.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"moecast {moecast.__version__}\n"
+    assert capsys.readouterr().out == f"moecast {__version__}\n"

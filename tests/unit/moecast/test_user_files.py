@@ -40,16 +40,15 @@ if __name__ == "__main__":
 """
 
 
-def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(folder: Path, *arguments: str, check=True) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder, with this project at the end of the search path."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONSAFEPATH", None)
-    return run(sys.executable, *arguments, folder=folder, environment=environment, check=False)
+    return run(sys.executable, *arguments, folder=folder, environment=environment, check=check)
 
 
 def test_command__imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
-    done = python(shadowing_folder(tmp_path), "-m", "moecast", "zoo", "list", "run_dir=run")
-    assert done.returncode == 0, done.stderr
+    python(shadowing_folder(tmp_path), "-m", "moecast", "zoo", "list", "run_dir=run")
     assert (tmp_path / "run/results.json").is_file()
 
 
@@ -57,20 +56,18 @@ def test_module__imports_nothing_else_from_the_current_folder(tmp_path: Path) ->
     """Python itself imports `zoo` of `python -m zoo` from the current folder."""
     folder = shadowing_folder(tmp_path)
     (folder / "zoo.py").unlink()
-    done = python(folder, "-m", "zoo", "list", "run_dir=run")
-    assert done.returncode == 0, done.stderr
+    python(folder, "-m", "zoo", "list", "run_dir=run")
 
 
 def test_script__imports_moecast_beside_files_of_its_packages_names(tmp_path: Path) -> None:
     (shadowing_folder(tmp_path) / "script.py").write_text(SCRIPT)
     done = python(tmp_path, "script.py")
-    assert done.returncode == 0, done.stderr
     assert done.stdout == f"a file of the user was imported: {tmp_path / 'train.py'}\n"
 
 
 def test_script__that_imported_its_own_file_is_told_to_rename_it(tmp_path: Path) -> None:
     (tmp_path / "runtime.py").write_text("")
-    done = python(tmp_path, "-c", "import runtime\nfrom moecast import load")
+    done = python(tmp_path, "-c", "import runtime\nfrom moecast import load", check=False)
     assert f"{tmp_path / 'runtime.py'} was imported under this name: rename" in done.stderr
 
 

@@ -1,10 +1,8 @@
 """EAM at request level against sections 4 and 5.1 of its paper, worked out by hand."""
 
 import numpy as np
-import pytest
 
 from predictors.eam.request import EamRequestPredictor
-from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec, token_step
 
 STORED = np.array(
@@ -70,15 +68,3 @@ def test_ended_request__is_stored_as_prefill_and_decode() -> None:
         serve(predictor, token_step(2, 2, 2), [2])
     prompt, answer = [[1, 1, 0], [0, 0, 2], [1, 1, 0]], [[2, 0, 0], [0, 2, 0], [0, 1, 1]]
     assert predictor.collection.counts.tolist() == [prompt, answer]
-
-
-def test_frozen__stores_nothing() -> None:
-    predictor = EamRequestPredictor.empty(SPEC, idle_steps=1, learning=False)
-    for request in range(5):
-        serve(predictor, token_step(0, 1, 2), [request])
-    assert predictor.collection.size == 0
-
-
-def test_capacity__must_not_be_below_the_matrices() -> None:
-    with pytest.raises(PredictorError, match="capacity=2 and 3"):
-        EamRequestPredictor(SPEC, STORED, capacity=2)

@@ -5,13 +5,11 @@ import pytest
 
 from predictors.eam.collection import normalize_rows
 from predictors.eam.sequence import EPSILON, REBUILD_STEPS, EamSequencePredictor
-from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec, token_step
 
-STORED = np.array(
-    [[[8, 0, 0, 0], [6, 2, 0, 0], [0, 0, 4, 4]], [[0, 8, 0, 0], [0, 0, 1, 7], [5, 3, 0, 0]]],
-    np.float32,
-)
+FIRST = [[8, 0, 0, 0], [6, 2, 0, 0], [0, 0, 4, 4]]
+SECOND = [[0, 8, 0, 0], [0, 0, 1, 7], [5, 3, 0, 0]]
+STORED = np.array([FIRST, SECOND], np.float32)
 """Two sequences of 8 tokens, top-1, three layers of four experts."""
 
 
@@ -129,14 +127,3 @@ def test_cold_start__fills_from_the_sequences_that_end() -> None:
     assert serve(predictor, token_step(1, 3, 0), [0])[0] == {}
     serve(predictor, token_step(0, 0, 2), [1])
     assert serve(predictor, token_step(1, 0, 0), [2])[0][1].chosen_TK(1).tolist() == [[3]]
-
-
-def test_frozen__learns_nothing() -> None:
-    predictor = EamSequencePredictor.empty(small_spec(), idle_steps=1, learning=False)
-    for request in range(5):
-        assert not any(serve(predictor, token_step(1, 3, 0), [request]).values())
-
-
-def test_capacity__must_not_be_below_the_matrices() -> None:
-    with pytest.raises(PredictorError, match="capacity=1 and 2 matrices"):
-        EamSequencePredictor(small_spec(), STORED, capacity=1)

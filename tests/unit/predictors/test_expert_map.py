@@ -9,12 +9,9 @@ from predictors.expert_map import ExpertMapPredictor, ExpertMapStore
 from tests.builders.predictors import serve, small_spec
 
 SPEC = small_spec(num_layers=3, num_experts=4, top_k=1)
-MAPS = np.array(
-    [
-        [[0.7, 0.1, 0.1, 0.1], [0.1, 0.7, 0.1, 0.1], [0.4, 0.3, 0.2, 0.1]],
-        [[0.1, 0.1, 0.1, 0.7], [0.1, 0.1, 0.7, 0.1], [0.1, 0.2, 0.3, 0.4]],
-    ]
-)
+FIRST = [[0.7, 0.1, 0.1, 0.1], [0.1, 0.7, 0.1, 0.1], [0.4, 0.3, 0.2, 0.1]]
+SECOND = [[0.1, 0.1, 0.1, 0.7], [0.1, 0.1, 0.7, 0.1], [0.1, 0.2, 0.3, 0.4]]
+MAPS = np.array([FIRST, SECOND])
 MEANINGS = np.array([[3.0, 0.0], [0.0, 0.5]])
 
 
@@ -48,7 +45,6 @@ def test_trajectory_search__forecasts_d_layers_ahead() -> None:
     rows = [[0.6, 0.2, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], EVEN]
     predictor.begin_step(np.zeros(1), np.zeros(1))
     predictor.layer_input(0, np.array([[0.0, 1.0]], np.float32))
-    expected = [0.0, 0.0]
     for layer in range(2):
         (forecast,) = predictor.routed(layer, CHOSEN[layer], logits(*rows)[layer])
         flat = np.array(rows[: layer + 1]).ravel()

@@ -22,12 +22,9 @@ def expected_means(tokens: list[tuple[list[int], np.ndarray]]) -> np.ndarray:
     return means
 
 
-@pytest.mark.parametrize("has_kernels", [False, True])
-def test_add__is_the_decaying_mean_of_choices_and_probabilities(monkeypatch, has_kernels):
-    if has_kernels and reuse.kernels is None:
-        pytest.skip("the kernels are not compiled")
-    if not has_kernels:
-        monkeypatch.setattr(reuse, "kernels", None)
+@pytest.mark.parametrize("kernels", [None, reuse.kernels], ids=["numpy", "compiled"])
+def test_add__is_the_decaying_mean_of_choices_and_probabilities(monkeypatch, kernels):
+    monkeypatch.setattr(reuse, "kernels", kernels)
     sums, tokens = FadingSums(NUM_LAYERS, NUM_EXPERTS), []
     for num_tokens in (3, 1, 1, 2):
         experts_NK = RANDOM.integers(0, NUM_EXPERTS + 1, (num_tokens, 4))  # 9 is no expert

@@ -19,9 +19,10 @@ from predictors.expert_map import ExpertMapPredictor
 from predictors.registry import KINDS, LEARNED, load_from_files
 from predictors.spec import ModelSpec
 from predictors.stored import WEIGHTS
-from tests.builders.predictors import serve, small_spec
+from tests.builders.predictors import serve, small_spec, token_step
 
 SPEC = small_spec(num_layers=4, num_experts=12, top_k=2, hidden_size=5)
+SMALL = small_spec()
 
 
 def made() -> list[Predictor]:
@@ -128,6 +129,20 @@ def test_from_files__refuses_an_unknown_option(predictor: Predictor) -> None:
         load_from_files(predictor.kind, SPEC, files=predictor.files(), options={"lerning": True})
 
 
+@pytest.mark.parametrize("predictor", made()[:2], ids=lambda one: one.kind)
+def test_capacity__must_not_be_below_the_matrices(predictor: Predictor) -> None:
+    with pytest.raises(PredictorError, match="capacity=5 and 6 matrices"):
+        load_from_files(predictor.kind, SPEC, files=predictor.files(), options={"capacity": 5})
+
+
+@pytest.mark.parametrize("cls", [EamRequestPredictor, EamSequencePredictor])
+def test_frozen__learns_nothing(cls: type[EamRequestPredictor | EamSequencePredictor]) -> None:
+    predictor = cls.empty(SMALL, idle_steps=1, learning=False)
+    for request in range(5):
+        assert not any(serve(predictor, token_step(1, 3, 0), [request]).values())
+    assert predictor.collection.size == 0
+
+
 def test_forecast__names_a_tokens_best_experts_in_order_and_none_without_a_chance() -> None:
     """Ties go to the lower id."""
     rng = np.random.default_rng(0)
@@ -152,9 +167,6 @@ def test_consecutive_forecasts__are_those_of_each_layer() -> None:
             assert np.array_equal(ranked[0][h], mine.probability_E)
             assert ranked[1][h] == mine.ranked(5)
     assert ConsecutiveForecasts(0, np.concatenate([scores_THE, scores_THE])).ranked_token(5) is None
-
-
-SMALL = small_spec()
 
 
 WRONG_OPTIONS = [

@@ -25,10 +25,8 @@ TABLE = Table.of(
 def printed(table: Table, width: int | None) -> str:
     """Return what a terminal of this width shows; None: what a file gets."""
     file = io.StringIO()
-    console = Console(file=file, color_system=None)
-    if width is not None:
-        console = Console(file=file, width=width, force_terminal=True, color_system=None)
-    table.print(console)
+    is_terminal = width is not None
+    table.print(Console(file=file, width=width, force_terminal=is_terminal, color_system=None))
     return file.getvalue()
 
 

@@ -11,11 +11,9 @@ from runtime.generation.config import ChatConfig
 from runtime.serving.config import ServeConfig
 from train.config import EvaluateConfig
 
+SYSTEMS = presets.choice_names("system")
 PRESETS = [
-    *(
-        (presets.load_system, GenerateConfig, "system", name)
-        for name in presets.choice_names("system")
-    ),
+    *((presets.load_system, GenerateConfig, "system", name) for name in SYSTEMS),
     (presets.load_model_preset, GenerateConfig, "model", "qwen2-moe-tiny"),
     (presets.load_model_preset, GenerateConfig, "model", "olmoe"),
     (presets.load_hardware, EvaluateConfig, "hardware", "rtx3090-disk"),
@@ -54,9 +52,8 @@ def test_find_model__takes_presets_folders_and_hub_ids(tmp_path, monkeypatch) ->
     assert presets.find_model("org/name-7b") == ModelConfig(name="name-7b", id="org/name-7b")
     (tmp_path / "olmoe").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert presets.find_model(tmp_path / "olmoe") == ModelConfig(
-        name="olmoe", id=f"{tmp_path}/olmoe"
-    )
+    folder = tmp_path / "olmoe"
+    assert presets.find_model(folder) == ModelConfig(name="olmoe", id=str(folder))
     assert presets.find_model("./olmoe") == ModelConfig(name="olmoe", id="./olmoe")
     assert presets.find_model("olmoe").id == "allenai/OLMoE-1B-7B-0924"
     (tmp_path / "mine").mkdir()

@@ -1,6 +1,5 @@
 """Replays under eviction policies: the recorded stream gives what the predictor itself gives."""
 
-from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,14 +48,11 @@ def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> 
             continue
         hits = 0
         for layer in range(spec.num_layers):
-            cache: OrderedDict[int, None] = OrderedDict()
+            recent: list[int] = []
             for step in steps:
                 expert = int(step.experts(layer)[0, 0])
-                hits += expert in cache
-                cache[expert] = None
-                cache.move_to_end(expert)
-                if len(cache) > slots:
-                    cache.popitem(last=False)
+                hits += expert in recent[-slots:]
+                recent = [*(one for one in recent if one != expert), expert]
         assert rates["lru"]["decode"] == pytest.approx(hits / (len(steps) * spec.num_layers))
         assert max(rate["decode"] for rate in rates.values()) == rates["belady"]["decode"]
         assert "reuse" not in rates

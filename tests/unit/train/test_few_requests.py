@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from torch import nn
@@ -79,10 +80,8 @@ def test_write_atomic__on_a_full_disk_keeps_the_old_content(tmp_path, monkeypatc
     file = tmp_path / "last.ckpt"
     write_atomic(file, b"before")
 
-    def fail(_descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", fail)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     leave_free(monkeypatch, 3)
     with pytest.raises(DiskFullError, match=r"disk is full \(5 bytes needed, 3 free\).*unchanged"):
         write_atomic(file, b"after")

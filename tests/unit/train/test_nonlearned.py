@@ -1,5 +1,6 @@
 """Kinds that are counted or collected from a trace, against plain counts of the same trace."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +21,11 @@ from train.nonlearned import RouterWeights
 
 def plain_matrices(trace: Trace, phases: set[int]) -> dict[int, np.ndarray]:
     """The EAM of each training request, row by row."""
-    spec, found = trace.spec, {}
+    found: dict[int, np.ndarray] = defaultdict(lambda: np.zeros((4, 8)))
     for row in trace.rows("train"):
-        matrix = np.zeros((spec.num_layers, spec.num_experts))
-        one = found.setdefault(int(trace.requests[row]), matrix)
-        if int(trace.phases[row]) not in phases:
-            continue
-        for layer in range(spec.num_layers):
-            for expert in trace.column(TraceSignal.EXPERTS, layer)[row : row + 1][0]:
-                one[layer, expert] += 1
+        for layer in range(4):
+            chosen = trace.column(TraceSignal.EXPERTS, layer)[row]
+            found[trace.requests[row]][layer, chosen] += trace.phases[row] in phases
     return found
 
 
@@ -133,11 +130,10 @@ def test_fits__leave_out_choices_of_none(tmp_path: Path) -> None:
     unseen = token.begin_step(np.array([10**6]), np.zeros(1, np.int64))
     for layer, forecast in enumerate(forecasts):
         chosen_NK = trace.column(TraceSignal.EXPERTS, layer)[rows]
-        experts = range(trace.spec.num_experts)
-        counts_E = np.array([(chosen_NK == expert).sum() for expert in experts])
+        counts_E = np.bincount(chosen_NK.ravel())[: trace.spec.num_experts]
         np.testing.assert_allclose(popularity._shares_LE[layer], counts_E / len(rows), rtol=1e-6)
         np.testing.assert_allclose(unseen[layer].scores_TE[0], counts_E / len(rows), rtol=1e-3)
         alike_NK = chosen_NK[tokens_N == token_T]
-        counts_E = np.array([(alike_NK == expert).sum() for expert in experts])
+        counts_E = np.bincount(alike_NK.ravel(), minlength=9)[: trace.spec.num_experts]
         assert counts_E[forecast.scores_TE[0].argmax()] == counts_E.max()
     assert len(forecasts) == trace.spec.num_layers

@@ -1,6 +1,7 @@
 """The residual networks: untrained they are skip; exported they answer as torch, past included."""
 
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from predictors.errors import PredictorError
 from predictors.residual import ResidualPredictor, share_chosen
 from tests.builders.traces import make_spec
 from train.data import InputSpec, TraceBatches, TraceSubset
+from train.predictor_stack import PredictorStack
 from train.residual import ResidualStack, platt
 
 SPEC = make_spec()
@@ -25,7 +27,7 @@ def new_family() -> ResidualStack:
     return ResidualStack(SPEC, ROUTERS, None, horizons=3, width=24, rank=5)
 
 
-def stirred(family: ResidualStack) -> ResidualStack:
+def stirred(family: PredictorStack) -> Any:
     """As after training: nothing is zero."""
     with torch.no_grad():
         for value in family.parameters():
@@ -149,14 +151,11 @@ def test_prompt_window__forecasts_a_prompt_as_its_last_tokens() -> None:
 
 @pytest.mark.parametrize("requests", [[1], [1] * 3, [1, 2, 3], [1] * 6 + [2] * 7 + [3]])
 def test_count_input_rows__are_those_that_a_network_computes(monkeypatch, requests):
-    predictor, run, rows = windowed(4), residual.Network.run, []
-
-    def counted(network: residual.Network, wanted: list[str], given: dict[str, Any]) -> Any:
-        rows.append(len(given[residual.HIDDEN]))
-        return run(network, wanted, given)
-
-    monkeypatch.setattr(residual.Network, "run", counted)
+    predictor = windowed(4)
+    run = create_autospec(residual.Network.run, side_effect=residual.Network.run)
+    monkeypatch.setattr(residual.Network, "run", run)
     asked(predictor, random_step(len(requests)), requests)
+    rows = [len(call.args[2][residual.HIDDEN]) for call in run.call_args_list]
     assert sum(rows) == len(predictor.files()) * predictor.count_input_rows(np.array(requests))
 
 
@@ -166,12 +165,9 @@ def test_prompt_window__must_be_one_call(window: int) -> None:
         windowed(window)
 
 
-@pytest.mark.parametrize("has_kernels", [False, True])
-def test_share_chosen__is_the_probability_of_the_chosen_experts(monkeypatch, has_kernels):
-    if has_kernels and residual.kernels is None:
-        pytest.skip("the kernels are not compiled")
-    if not has_kernels:
-        monkeypatch.setattr(residual, "kernels", None)
+@pytest.mark.parametrize("kernels", [None, residual.kernels], ids=["numpy", "compiled"])
+def test_share_chosen__is_the_probability_of_the_chosen_experts(monkeypatch, kernels):
+    monkeypatch.setattr(residual, "kernels", kernels)
     logits = np.log(np.array([[1, 2, 3, 4]], np.float32) / 10)
     # The id 4 is no choice.
     shares = share_chosen(np.array([[3, 4, 1, 3]]), logits)

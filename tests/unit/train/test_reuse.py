@@ -10,6 +10,7 @@ import torch
 from collect.traces import Trace
 from predictors.reuse import ReusePredictor
 from tests.builders.traces import make_spec
+from tests.unit.train.test_residual import stirred
 from train.data import TraceSubset, subset_rows
 from train.reuse import ReuseBatches, ReuseStack, future, read_stretch
 
@@ -17,17 +18,9 @@ SPEC = make_spec()
 RANDOM = np.random.default_rng(2)
 
 
-def stirred() -> ReuseStack:
+def new_family() -> ReuseStack:
     torch.manual_seed(0)
-    family = ReuseStack(SPEC, width=12)
-    with torch.no_grad():
-        for value in family.parameters():
-            value.add_(0.2 * torch.randn_like(value))
-        for mean in (family.mean_LD, family.mean_LX):
-            mean.add_(torch.randn_like(mean))
-        for deviation in (family.deviation_LD, family.deviation_LX):
-            deviation.mul_(1 + torch.rand_like(deviation))
-    return family
+    return stirred(ReuseStack(SPEC, width=12))
 
 
 def test_future__is_the_discounted_share_of_what_comes() -> None:
@@ -39,7 +32,7 @@ def test_future__is_the_discounted_share_of_what_comes() -> None:
 
 
 def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> None:
-    family = stirred()
+    family = new_family()
     made = family.export(SPEC)["reuse"]
     predictor = ReusePredictor.from_files(SPEC, made.files(), made.options())
     assert predictor.files() == made.files()
@@ -59,7 +52,7 @@ def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> No
 
 @pytest.mark.parametrize("requests", [[1], [1] * 100, [1, 2, 3], [1] * 6 + [2] * 7])
 def test_count_input_rows__are_the_tokens_that_it_counts(requests: list[int]) -> None:
-    predictor, ids = stirred().export(SPEC)["reuse"], np.array(requests)
+    predictor, ids = new_family().export(SPEC)["reuse"], np.array(requests)
     predictor.begin_step(ids, ids)
     assert predictor.count_input_rows(ids) == len(ids[predictor._rows])
 

@@ -1,9 +1,9 @@
 """An entry is written whole or not at all, refused where any byte was altered, and forecasts."""
 
 import json
+import os
 import random
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from tests.builders.entries import mlp_entry, tiny_entry, tiny_graph, tiny_spec
-from tests.builders.processes import run
+from tests.builders.killing import in_a_child, kill_before
 from tests.builders.zoos import fail_each_fsync
 from zoo.catalog import WritableZoo
 from zoo.digest import check_path, hash_bytes
@@ -75,20 +75,13 @@ def test_failed_write__leaves_the_folder_unchanged(tmp_path: Path, monkeypatch: 
     assert entry.manifest.licence == "BSD-3-Clause"
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from tests.builders.entries import tiny_entry
-from tests.builders.killing import kill_before
-kill_before(int(sys.argv[2]), (os, "fsync"))
-tiny_entry(Path(sys.argv[1]))
-"""
-
-
 @pytest.mark.parametrize("number", [5, 11])
 def test_write__killed_leaves_no_entry_under_its_name(number: int, tmp_path: Path) -> None:
-    done = run(sys.executable, "-c", KILLED, tmp_path / "e", number, check=False)
-    assert done.returncode == -signal.SIGKILL
+    def write() -> None:
+        kill_before(number, (os, "fsync"))
+        tiny_entry(tmp_path / "e")
+
+    assert in_a_child(write) == -signal.SIGKILL
     assert not (tmp_path / "e").exists()
     assert len(list(tmp_path.iterdir())) == 1
     tiny_entry(tmp_path / "e")

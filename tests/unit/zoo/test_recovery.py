@@ -122,19 +122,16 @@ def test_manifest__of_another_form_is_refused(source: Path, entry: Path) -> None
 def test_gc__waits_for_a_pull_and_keeps_what_it_downloads(source, monkeypatch):
     """gc begins when all blobs have been downloaded and none is listed yet."""
     publish(cache_storage(), name="tiny/mlp")
-    real = WritableZoo.register
-    collectors: list[threading.Thread] = []
+    real, collector = WritableZoo.register, threading.Thread(target=zoo, args=("gc",))
 
     def register(self: WritableZoo, manifest: EntryManifest, **options: object) -> None:
-        collectors.append(threading.Thread(target=zoo, args=("gc",)))
-        collectors[-1].start()
-        collectors[-1].join(0.5)
-        assert collectors[-1].is_alive()
+        collector.start()
+        collector.join(0.5)
+        assert collector.is_alive()
         real(self, manifest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(WritableZoo, "register", register)
     assert zoo("pull", "tiny/stride", f"zoo={source}") == 0
-    (collector,) = collectors
     collector.join(240)
     assert not collector.is_alive()
     find_entry("tiny/stride").verify()

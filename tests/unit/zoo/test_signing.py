@@ -107,13 +107,12 @@ def test_index__must_be_signed_where_signatures_are_required(far, keys, monkeypa
     for change in ({"serial": 9}, {"entries": {}}, {"surprise": 1}, {}):
         index.write_text(json.dumps({**json.loads(good), **change}))
         assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 2
-        monkeypatch.setenv("MOECAST_REQUIRE_SIGNATURE", str(keys["ours.pub"]))
-        assert zoo("pull", "tiny/stride", f"zoo={far}") == 2
-        monkeypatch.setenv("MOECAST_ZOO", str(far))
-        with pytest.raises(ZooError):
-            find_entry("tiny/stride")
-        monkeypatch.delenv("MOECAST_ZOO")
-        monkeypatch.delenv("MOECAST_REQUIRE_SIGNATURE")
+        with monkeypatch.context() as required:
+            required.setenv("MOECAST_REQUIRE_SIGNATURE", str(keys["ours.pub"]))
+            assert zoo("pull", "tiny/stride", f"zoo={far}") == 2
+            required.setenv("MOECAST_ZOO", str(far))
+            with pytest.raises(ZooError):
+                find_entry("tiny/stride")
         # The signature of the earlier index does not help.
         (signature,) = (far / "signatures").iterdir()
         if "surprise" not in change:

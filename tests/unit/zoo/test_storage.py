@@ -33,12 +33,8 @@ def web(tmp_path: Path) -> Iterator[Storage]:
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Storage]:
-    storage = ObjectStorage(f"memory://{tmp_path.name}")
-    yield storage
-    files, root = storage._files
-    if files.exists(root):
-        files.rm(root, recursive=True)
+def memory(tmp_path: Path) -> Storage:
+    return ObjectStorage(f"memory://{tmp_path.name}")
 
 
 @pytest.fixture

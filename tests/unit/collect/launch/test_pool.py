@@ -1,7 +1,6 @@
 """Retries: every unit is done once or given up, whatever fails and whichever worker dies."""
 
 import random
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,26 +21,21 @@ class ScriptedEngine:
     logs = "logs"
 
     def __init__(self, scripts: dict[str, list[str]], *, seed: int = 0):
-        self._scripts = {unit: deque(words) for unit, words in scripts.items()}
+        self._scripts = {unit: iter(words) for unit, words in scripts.items()}
         self._chance = random.Random(seed)
         self.done: list[str] = []
         self.closed = False
 
     def run(self, units: Sequence[str]) -> Iterator[UnitResult]:
-        left = list(units)
-        self._chance.shuffle(left)
-        while left:
-            unit = left.pop()
-            script = self._scripts[unit]
-            word = script.popleft() if script else "done"
+        for unit in self._chance.sample(units, len(units)):
+            word = next(self._scripts[unit], "done")
             if word == "done":
                 self.done.append(unit)
                 yield UnitResult(unit=unit, value=f"result of {unit}")
-                continue
-            yield UnitResult(unit=unit, error=f"{unit}!", is_fatal=word == "wrong")
+            else:
+                yield UnitResult(unit=unit, error=f"{unit}!")
             if word == "dies":
-                # Units behind it in a job's share have no result.
-                left.clear()
+                return  # Units behind it in a job's share have no result.
 
     def close(self) -> None:
         self.closed = True

@@ -128,9 +128,7 @@ def quantise_rows(x_TK: np.ndarray) -> tuple[np.ndarray, np.float32, int]:
 
 
 @pytest.mark.usefixtures("instructions")
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     num_rows=st.integers(1, 6), num_inputs=st.integers(1, 200), num_outputs=st.integers(1, 40),
     has_vector=st.booleans(), size=st.sampled_from([1e-3, 1.0, 1e4]),
@@ -160,8 +158,7 @@ def test_sigmoid__stays_within_zero_and_one(size: float) -> None:
     x_1N = np.array([[-size, size, -size / 3, size / 3, 0.0]], np.float32)
     sigmoid = (5, 1, 0, -1, 0, None, None, None)
     ours_1N = np.empty_like(x_1N)
-    program = kernels.Program(((-1, 0, 5), (-1, 0, 5)), (sigmoid,), (0,), (1,))
-    program.run(1, (x_1N,), (ours_1N,))
+    kernels.Program(((-1, 0, 5), (-1, 0, 5)), (sigmoid,), (0,), (1,)).run(1, (x_1N,), (ours_1N,))
     with np.errstate(over="ignore"):
         expected_1N = 1 / (1 + np.exp(-x_1N.astype(np.float64)))
     np.testing.assert_allclose(ours_1N, expected_1N, atol=1e-6)

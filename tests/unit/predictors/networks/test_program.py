@@ -17,6 +17,7 @@ from zoo.entry import check_graph
 from zoo.errors import ZooError
 
 WEIGHT = np.eye(4, 8, dtype=np.float32)
+DATA = WEIGHT.tobytes()
 
 
 def declare(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> ValueInfoProto:
@@ -56,19 +57,10 @@ def ending(operator: str, *inputs: str, **attributes: Any) -> bytes:
     return make_graph(PRODUCT, node(operator, "logits", *inputs, **attributes))
 
 
-def shortened(model: onnx.ModelProto) -> None:
-    model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[:-4]
-
-
-def elsewhere(model: onnx.ModelProto) -> None:
-    model.graph.initializer[0].data_location = TensorProto.EXTERNAL
-
-
-def resized(*dims: int) -> Callable[[onnx.ModelProto], None]:
-    def change(model: onnx.ModelProto) -> None:
-        model.graph.initializer[0].dims[:] = dims
-
-    return change
+def weighted(**changes: Any) -> bytes:
+    """A network of the two operators, with other fields of the weights' tensor."""
+    known = {"name": "w", "dims": WEIGHT.shape, "data_type": TensorProto.FLOAT, "raw_data": DATA}
+    return altered(lambda m: m.graph.initializer[0].CopyFrom(TensorProto(**known | changes)))
 
 
 def reshape(*sizes: int) -> bytes:
@@ -120,10 +112,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "doubles": (altered(outputs=[DOUBLES]), "'scores', which is not rows of float32 numbers"),
     "another output": (make_graph(PRODUCT, outputs=[declare("logits", "T", 9)]), "declared as"),
     "a cast": (ending("Cast", to=TensorProto.DOUBLE), "Cast of other values"),
-    "numbers in part": (altered(shortened), "the tensor 'w' in part"),
-    "numbers elsewhere": (altered(elsewhere), "'w' in another file"),
-    "a size below zero": (altered(resized(-1, 8)), "a negative size"),
-    "sizes that overflow": (altered(resized(2**32, 2**32)), "'w' in part"),
+    "numbers in part": (weighted(raw_data=DATA[:-4]), "the tensor 'w' in part"),
+    "numbers elsewhere": (weighted(data_location=TensorProto.EXTERNAL), "'w' in another file"),
+    "a size below zero": (weighted(dims=[-1, 8]), "a negative size"),
+    "sizes that overflow": (weighted(dims=[2**32, 2**32]), "'w' in part"),
     "a reshape that overflows": (reshape(-1, 2**32 + 1, 2**32), "Reshape of (8,) to"),
     "a reshape of rows": (reshape(2, 4), "Reshape across rows"),
     "a reshape to nothing": (reshape(), "Reshape across rows"),

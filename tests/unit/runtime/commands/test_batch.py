@@ -32,11 +32,11 @@ def _cheap_runs(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(command, "freeze_objects", lambda: None)
 
 
-def write_prompts(path: Path, count: int = COUNT, new_tokens: int = 6) -> Path:
+def write_prompts(path: Path) -> Path:
     lines = [
         {"id": f"p{i}", "tokens": [1 + (7 * i + j) % 60 for j in range(2 + i % 9)]}
-        | ({"max_new_tokens": new_tokens + 3} if i % 4 == 0 else {})
-        for i in range(count)
+        | ({"max_new_tokens": 9} if i % 4 == 0 else {})
+        for i in range(COUNT)
     ]
     path.write_text("".join(json.dumps(one) + "\n" for one in lines))
     return path
@@ -157,9 +157,7 @@ def test_batch__quantised_attention_is_the_same_in_memory_and_streamed(
     assert results(tmp_path / "out.jsonl") == quantised
 
 
-def test_batch__a_store_of_the_same_bits_is_no_other_setting_and_quantised_ones_are(
-    folder, tmp_path
-):
+def test_batch__only_a_store_of_the_same_bits_is_no_other_setting(folder, tmp_path):
     ran(folder, tmp_path)
     store = packed(folder, tmp_path / "raw")
     assert ran(folder, tmp_path, **{"store.path": store})["written"] == 0

@@ -146,7 +146,6 @@ def test_doctor__plans_a_whole_checkpoint_on_request(tiny, tmp_path, monkeypatch
 def test_check_examined_model__finds_a_configuration_in_the_hub_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     hub = tmp_path / "models--org--k2"
-    (hub / "snapshots").mkdir(parents=True)
     save(hub / "snapshots" / ("a" * 40), KIMI_K2)
     (hub / "refs").mkdir()
     (hub / "refs/main").write_text("a" * 40)

@@ -102,30 +102,28 @@ def differing(first: str, most: float | None) -> dict[str, object]:
     return {"first_logits_that_differ": first, "max_abs_difference": most}
 
 
+NAN = {"logits": [[float("nan"), 0.0]]}
 DIFFERENCES = [
-    ({}, {"first_token_that_differs": None, "max_abs_difference": 0.0}),
-    ({"tokens": [7, 9]}, {"first_token_that_differs": 1}),
-    ({"tokens": [7]}, {"first_token_that_differs": 1}),
-    ({"logits": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}, {}),
-    ({"steps": [[0.5, 1.5], [2.5, 3.0]]}, differing("position 1 of logits of new tokens", 0.5)),
-    ({"logits": [[float("nan"), 2.0], [3.0, 4.0]]}, differing("position 0 of logits", None)),
+    ({}, {}, {"first_token_that_differs": None, "max_abs_difference": 0.0}),
+    (NAN, {}, {}),
+    (NAN, {"logits": [[float("nan"), -0.0]]}, {}),
+    ({}, {"tokens": [7, 9]}, {"first_token_that_differs": 1}),
+    ({}, {"tokens": [7]}, {"first_token_that_differs": 1}),
+    ({}, {"logits": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}, {}),
+    ({}, {"steps": [[0.5, 1.5], [2.5, 3.0]]}, differing("position 1 of logits of new tokens", 0.5)),
+    ({}, {"logits": [[float("nan"), 2.0], [3.0, 4.0]]}, differing("position 0 of logits", None)),
 ]
+"""Values on both sides and those that one side has in their place, with the comparison."""
 
 
-@pytest.mark.parametrize(("change", "expected"), DIFFERENCES)
-def test_compare__finds_the_first_difference(tmp_path, change, expected):
-    left = kept(tmp_path / "left", **SAME)
-    row = asdict(sides.compare_answers(left, kept(tmp_path / "right", **(SAME | change)), 0))
+@pytest.mark.parametrize(("both", "change", "expected"), DIFFERENCES)
+def test_compare__finds_the_first_difference(tmp_path, both, change, expected):
+    """Bit by bit: NaN is NaN, zero is not minus zero."""
+    left = kept(tmp_path / "left", **(SAME | both))
+    right = kept(tmp_path / "right", **(SAME | both | change))
+    row = asdict(sides.compare_answers(left, right, 0))
     expected = {"equal": not change, **expected}
     assert {key: row[key] for key in expected} == expected
-
-
-def test_compare__zero_is_not_minus_zero_and_nan_is_nan(tmp_path):
-    nan = SAME | {"logits": [[float("nan"), 0.0]]}
-    left, right = kept(tmp_path / "left", **nan), kept(tmp_path / "right", **nan)
-    assert sides.compare_answers(left, right, 0).equal
-    other = kept(tmp_path / "other", **(nan | {"logits": [[float("nan"), -0.0]]}))
-    assert not sides.compare_answers(left, other, 0).equal
 
 
 def test_answer__is_what_generate_and_forward_give(tiny, tmp_path):

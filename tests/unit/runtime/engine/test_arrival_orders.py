@@ -12,7 +12,7 @@ from runtime.config import SystemConfig
 from runtime.errors import TransferError
 from runtime.transfer.watched_loop import WatchedLoop
 from tests.builders.models import plain_eager
-from tests.builders.served import count_pins, serve_with_rings, serving
+from tests.builders.served import count_pins, serve_with_rings, serving, settle
 from tests.builders.shuffled_ring import ShuffledRing
 
 LAYERS, EXPERTS, STEPS = 3, 12, 40
@@ -150,3 +150,20 @@ def test_routed__finds_what_has_arrived_since_the_last_event(folder):
         engine.end_step()
         stats = model.moecast.stats()
         assert (stats["hits"], stats["requests"]) == (1, 1)
+
+
+def test_pin__an_expert_that_arrived_after_its_request_was_cancelled(folder):
+    """A loop in a fixed order gives up requests to make room, and a transfer under way goes on."""
+    with serving(folder, budget="50%") as model:
+        engine, token = model.moecast.engine, np.zeros(1, np.int64)
+        engine.begin_step(token, token)
+        engine.routed(0, np.array([[0, 1]]), None, None)
+        engine.pin(0, 0)
+        settle(engine)
+        assert engine.cache.is_ready((0, 1))
+        engine.cache.cancel(0, [1])
+        assert engine.cache.entry((0, 1)).pins == 0
+        engine.pin(0, 1)
+        assert engine.cache.entry((0, 1)).pins == 1
+        engine.end_step()
+        assert not any(entry.pins for entry in engine.cache.top.cache.entries.values())

@@ -15,7 +15,7 @@ from runtime.config import SystemConfig
 from runtime.engine import assembly as assemble
 from runtime.errors import BudgetError, CheckpointError, TransferError
 from runtime.policy.placement import ExpertPlacement
-from runtime.transfer.arena import find_near_cpus, parse_cpu_list, run_near
+from runtime.transfer.arena import find_near_cpus, run_near
 from runtime.transfer.thread_ring import ThreadRing
 from tests.builders.faults.workers import before_read, refuse
 from tests.builders.models import plain_eager
@@ -173,21 +173,12 @@ def make_nodes(folder, *cpulists):
     return folder
 
 
-def test_numa__reads_the_kernels_lists():
-    assert parse_cpu_list("0-3,8\n") == {0, 1, 2, 3, 8}
-    assert parse_cpu_list("5") == {5}
-    assert parse_cpu_list("\n") == frozenset()
-
-
 def test_numa__cpu_devices_take_the_nodes_in_turn(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 5}, raising=False)
-    nodes, cpu = make_nodes(tmp_path / "nodes", "0-1", "2-5"), torch.device("cpu")
+    nodes, cpu = make_nodes(tmp_path / "nodes", "0-1", "", "2-3,5"), torch.device("cpu")
     found = [find_near_cpus(cpu, number, nodes=nodes) for number in range(3)]
     assert found == [{0, 1}, {2, 5}, {0, 1}]
-
-
-def test_numa__one_node_or_none_needs_nothing(tmp_path):
-    cpu = torch.device("cpu")
+    # Where there is one node, or none is known, nothing is near.
     assert find_near_cpus(cpu, 0, nodes=make_nodes(tmp_path / "one", "0-7")) is None
     assert find_near_cpus(cpu, 0, nodes=tmp_path / "none") is None
 

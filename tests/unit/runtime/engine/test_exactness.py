@@ -8,19 +8,30 @@ from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serving
 
 F32, BF16 = torch.float32, torch.bfloat16
-MODELS = [(F32, "auto", "15%"), (BF16, "auto", "50%"), (F32, "auto", "100%"), (BF16, F32, "75%")]
+MODELS = [
+    *((F32, "auto", "15%", None), (BF16, "auto", "50%", None)),
+    *((F32, "auto", "100%", None), (BF16, F32, "75%", None)),
+    *((F32, "auto", "15%", "15%"), (BF16, "auto", "25%", "50%"), (F32, "auto", "50%", "20%")),
+]
 
 
-@pytest.mark.parametrize(("saved", "dtype", "budget"), MODELS)
-def test_load__logits_are_bitwise_those_of_eager(tmp_path, saved, dtype, budget):
-    folder = tiny_qwen2_moe(tmp_path / "model", dtype=saved)
-    tokens = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        expected = plain_eager(folder, dtype=dtype)(tokens).logits
-        with serving(folder, budget=budget, dtype=dtype) as model:
-            assert f"torch.{model.moecast.spec.dtype}" == str(expected.dtype)
-            for _ in range(3):
-                assert torch.equal(model(tokens).logits, expected)
+@pytest.mark.parametrize(("saved", "dtype", "budget", "host_budget"), MODELS)
+def test_load__answers_are_bitwise_those_of_eager(tmp_path, saved, dtype, budget, host_budget):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12, dtype=saved)
+    tokens = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
+    greedy = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    plain, options = plain_eager(folder, dtype=dtype), {"budget": budget, "dtype": dtype}
+    with serving(folder, host_budget=host_budget, **options) as model, torch.no_grad():
+        handle, expected = model.moecast, plain(tokens).logits
+        assert f"torch.{handle.spec.dtype}" == str(expected.dtype)
+        for _ in range(3):
+            assert torch.equal(model(tokens).logits, expected)
+        assert torch.equal(model.generate(tokens, **greedy), plain.generate(tokens, **greedy))
+        if host_budget is not None:
+            disk = handle.stats()["lower_tiers"]["disk"]
+            assert disk["requests"] == disk["hits"] + disk["misses"] + disk["joins"] > 0
+            assert handle.stats()["bytes_moved"] > 0
+            assert handle.budget_bytes == sum(arena.num_bytes for arena in handle.engine.arenas)
 
 
 @pytest.mark.parametrize("host_budget", [None, "50%"])

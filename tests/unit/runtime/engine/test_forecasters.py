@@ -74,19 +74,14 @@ def test_system__overrides_options_of_its_own_predictor_only(tmp_path):
     assert (made.ahead, change) == (None, "")
 
 
-def test_system__without_an_entry_serves_on_demand_and_says_so(caplog):
+def test_system__without_an_entry_serves_on_demand_and_says_how_to_train_one(caplog):
     system = SystemConfig(name="some", predictor="token", reuse_predictor="reuse")
     made = load_system_predictors(system, SPEC, ModelConfig(name="nowhere", id="/models/nowhere"))
     assert made == forecasters.SystemPredictors()
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line == (
+    assert caplog.messages == [
         "no trained predictors for nowhere in float32: system some serves on demand (no token) and "
         "evicts by usage counts (no reuse). To train them: moecast train /models/nowhere"
-    )
-
-
-def test_system__of_a_preset_in_another_dtype_says_how_to_train_for_it(caplog):
-    system = SystemConfig(name="some", predictor="token")
+    ]
     load_system_predictors(system, SPEC, ModelConfig(dtype="bfloat16"))
     assert caplog.text.endswith("moecast train qwen2-moe-tiny model.dtype=bfloat16\n")
 
@@ -95,11 +90,8 @@ def test_system__without_an_entry_uses_its_fallback():
     system = SystemConfig(name="ours", predictor="residual", fallback={"skip": {}})
     made, change = source("nowhere", makers={"skip": own_routers}).load_forecaster(system)
     assert (made.kind, change) == ("skip", "forecasts with skip (no residual)")
-    made, change = source("nowhere").load_forecaster(system)
-    assert (made, change) == (None, "serves on demand (no residual)")
-
-
-def test_system__without_routers_forecasts_from_counts():
+    assert source("nowhere").load_forecaster(system) == (None, "serves on demand (no residual)")
+    # Without routers, from counts.
     made, change = source("nowhere").load_forecaster(load_system("moecast"))
     assert (made.kind, made.least) == ("correlation", 0.3)
     assert change == "forecasts with correlation (no residual)"
@@ -123,7 +115,9 @@ def test_system__uses_no_entry_that_does_not_match(tmp_path):
         source("tiny").load_forecaster(system, str(entries / "popularity"))
 
 
-def test_kind_that_needs_no_entry__is_made_where_the_entry_does_not_match(tmp_path):
+def test_kinds_that_need_no_entry__are_made_also_where_one_does_not_match(tmp_path):
+    assert isinstance(source("nowhere").load("dependency"), DependencyPredictor)
+    assert source("nowhere", makers={"skip": own_routers}).load("skip", {"horizon": 1}).horizon == 1
     (tmp_path / "dependency").mkdir()
     tiny_entry(tmp_path / "dependency", name="tiny/dependency", spec=tiny_spec(revision="another"))
     assert isinstance(source("tiny", entries=tmp_path).load("dependency"), DependencyPredictor)
@@ -132,11 +126,6 @@ def test_kind_that_needs_no_entry__is_made_where_the_entry_does_not_match(tmp_pa
 def test_chosen__is_never_left_out():
     with pytest.raises(ZooError, match=r"nowhere/token.*zoo list shows the entries"):
         source("nowhere").load_forecaster(SystemConfig(), "token")
-
-
-def test_kinds_that_need_no_entry__are_made():
-    assert isinstance(source("nowhere").load("dependency"), DependencyPredictor)
-    assert source("nowhere", makers={"skip": own_routers}).load("skip", {"horizon": 1}).horizon == 1
 
 
 def test_system__that_fetches_on_no_forecast_gets_none():
@@ -163,15 +152,12 @@ def test_run__stands_for_its_entries_of_the_kinds_that_the_system_names(tmp_path
         load_system_predictors(SystemConfig(predictor="stride"), SPEC, MODEL, chosen=run)
 
 
-def test_run__without_entries_is_refused(tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(PredictorError, match="is a run without entries"):
-        load_system_predictors(SystemConfig(), SPEC, MODEL, chosen=tmp_path)
-
-
-def test_kind__is_one_even_if_a_run_has_its_name(tmp_path, monkeypatch):
+def test_run__without_entries_is_refused_unless_a_kind_has_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "dependency").mkdir()
-    (tmp_path / "dependency/run.json").write_text("{}")
+    run = tmp_path / "dependency"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    with pytest.raises(PredictorError, match="is a run without entries"):
+        load_system_predictors(SystemConfig(), SPEC, MODEL, chosen=run)
     chosen = load_system_predictors(SystemConfig(), SPEC, MODEL, chosen="dependency")
     assert isinstance(chosen.forecast, DependencyPredictor)

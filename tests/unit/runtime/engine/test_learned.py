@@ -67,15 +67,10 @@ def test_learned__on_a_full_disk_is_a_warning(store, predictor, monkeypatch, cap
     assert "the disk is full" in caplog.text
 
 
-def test_learned__of_another_kind_is_refused(store, predictor) -> None:
-    store.step_ended(predictor)
-    store.save(predictor)
-    with pytest.raises(MoecastError, match="learned by eam-request, the model is served"):
-        store.restore(EamSequencePredictor.empty(small_spec()))
-
-
-def test_learned__is_compared_with_the_card_of_the_entry_it_began_as(store, predictor) -> None:
+def test_learned__has_the_card_of_the_entry_it_began_as_and_its_kind(store, predictor) -> None:
     predictor.card = CardAccuracy(entry="tiny/eam", decode=(0.5,), overall=(0.5,))
     store.step_ended(predictor)
     store.save(predictor)
     assert store.restore(predictor).card == predictor.card
+    with pytest.raises(MoecastError, match="learned by eam-request, the model is served"):
+        store.restore(EamSequencePredictor.empty(small_spec()))

@@ -78,26 +78,32 @@ def test_unmap_weights__copies_unaligned_and_keeps_shared_ones():
     assert model.even.data_ptr() != addresses[1]
 
 
+PRELUDE = """
+import ctypes, resource
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+def filled(size):
+    block = libc.malloc(size)
+    libc.memset(block, 1, size)
+    return block
+"""
+
+
 def run_with_libc(code: str, function: str):
     """Runs it in a separate process, where the contents of the heap are known."""
     if not hasattr(ctypes.CDLL(None), function):
         pytest.skip("glibc's heap is meant")
-    prelude = "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.malloc.restype = ctypes.c_void_p\n"
-    return run_python("-c", prelude + code)
+    return run_python("-c", PRELUDE + code)
 
 
 @LINUX
 def test_heap__that_a_hole_keeps_goes_back():
     code = """
-import resource
 from pathlib import Path
 from runtime.engine.memory import return_free_heap
-libc.free.argtypes = [ctypes.c_void_p]
-libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-SIZE = 100_000  # below what malloc maps by itself
-blocks = [libc.malloc(SIZE) for _ in range(1000)]
-for block in blocks:
-    libc.memset(block, 1, SIZE)
+blocks = [filled(100_000) for _ in range(1000)]  # below what malloc maps by itself
 for block in blocks[:-1]:
     libc.free(block)
 def resident():
@@ -193,20 +199,14 @@ def test_peak__excludes_the_parent_process():
 @LINUX
 def test_heap__keeps_the_pages_of_decoded_experts():
     code = """
-import resource
 from runtime.engine.memory import keep_decoded
-libc.free.argtypes = [ctypes.c_void_p]
-libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 libc.mallopt(-3, 256 << 10)  # as the server does
-SIZE, TURNS = 20_000_000, 4
+SIZE = 20_000_000
 keep_decoded(SIZE)
-for _ in range(TURNS):
-    block = libc.malloc(SIZE)
-    libc.memset(block, 1, SIZE)
-    libc.free(block)
+for _ in range(4):
+    libc.free(filled(SIZE))
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-block = libc.malloc(SIZE)
-libc.memset(block, 1, SIZE)
+filled(SIZE)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 """
     assert int(run_with_libc(code, "mallopt").stdout) < 100  # of nearly 5,000 pages

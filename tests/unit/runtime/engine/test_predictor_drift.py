@@ -40,13 +40,13 @@ def one_hot(experts: list[int]) -> np.ndarray:
     return np.eye(NUM_EXPERTS, dtype=np.float32)[experts]
 
 
-def window(hits: int, *, layers: int = 1) -> SampledStep:
+def window(hits: int, *, layers: int = 1, size: int = WINDOW_TOKENS) -> SampledStep:
     """A whole window in one step, in which this many tokens of every layer are forecast well."""
     step = SampledStep()
     for layer in range(layers):
-        forecast, before = Forecast(layer, one_hot([1] * WINDOW_TOKENS)), layer - 1
+        forecast, before = Forecast(layer, one_hot([1] * size)), layer - 1
         step.add_forecasts([forecast], signal="gate_input", layer=before, layer_now=before)
-        step.add_routing(layer, np.repeat([1, 2], [hits, WINDOW_TOKENS - hits])[:, None])
+        step.add_routing(layer, np.repeat([1, 2], [hits, size - hits])[:, None])
     return step
 
 
@@ -89,10 +89,7 @@ def test_monitor__says_each_change_once(caplog):
 
 
 def test_monitor__judges_after_a_window_only():
-    monitor, step = monitor_of(0.9), SampledStep()
-    forecast = Forecast(0, one_hot([1] * 10))
-    step.add_forecasts([forecast], signal="gate_input", layer=-1, layer_now=-1)
-    step.add_routing(0, np.full((10, 1), 2))
+    monitor, step = monitor_of(0.9), window(0, size=10)
     for _ in range(WINDOW_TOKENS // 10 - 1):
         monitor.add(step)
     assert (monitor.report.num_tokens, monitor.report.mean_drop) == (0, None)

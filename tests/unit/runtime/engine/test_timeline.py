@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,22 +61,22 @@ def test_timeline__tracks_do_not_overlap(folder, tmp_path):
             assert start + duration <= following + 0.2  # microseconds; times are rounded to 0.1
 
 
-@pytest.mark.parametrize("kind", ["fifo", "folder", "link", "partial link", "device"])
+IRREGULAR: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "folder": Path.mkdir,
+    "link": lambda path: path.symlink_to("target"),
+    "partial link": lambda path: path.with_name(f"{path.name}.partial").symlink_to("target"),
+}
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
 def test_writer__replaces_regular_files_only(kind, tmp_path):
-    path, target = tmp_path / "trace.json", tmp_path / "target"
+    target = tmp_path / "target"
     target.write_text("kept")
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "link":
-        path.symlink_to(target)
-    elif kind == "partial link":
-        path.with_name("trace.json.partial").symlink_to(target)
-    else:
-        path = Path("/dev/null")
-    with pytest.raises(MoecastError, match=f"trace_events={path}: .* is not a regular file"):
-        ChromeTraceWriter(path)
+    IRREGULAR[kind](tmp_path / "trace.json")
+    for path in (tmp_path / "trace.json", Path("/dev/null")):
+        with pytest.raises(MoecastError, match=f"trace_events={path}: .* is not a regular file"):
+            ChromeTraceWriter(path)
     assert target.read_text() == "kept"
     assert not Path("/dev/null.partial").exists()
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import runtime
 from runtime.generation.answer import Answer, FinishReason, TokenDelta
 from runtime.generation.chat_template import render
 from tests.builders.plain_answers import TOKENIZER
+from tests.builders.served import serving
 from tests.builders.serving import speaking_model
 
 PROMPT = render([{"role": "user", "content": "What does the heart do?"}], TOKENIZER)
@@ -17,9 +17,8 @@ PROMPT = render([{"role": "user", "content": "What does the heart do?"}], TOKENI
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = speaking_model(tmp_path_factory.mktemp("speaking"))
-    model = runtime.load(folder, budget="50%", predictor="skip")
-    yield model
-    model.close()
+    with serving(folder, budget="50%", predictor="skip") as model:
+        yield model
 
 
 def answer(model, *, deliver=None) -> tuple[Answer, list[str], FinishReason]:

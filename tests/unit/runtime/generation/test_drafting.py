@@ -18,10 +18,10 @@ from predictors.errors import MoecastError
 from runtime.config import PROMPT_LOOKUP, ModelConfig
 from runtime.errors import PlanError
 from runtime.generation import drafting
-from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.sampling import listen_to_tokens
 from tests.builders import served
 from tests.builders.families.build import save_family
+from tests.builders.lockstep import run_together
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.tokenizers import byte_fallback_tokenizer
 
@@ -33,8 +33,8 @@ serving = partial(served.serving, budget="50%", dtype=torch.float32, system="on-
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    with serving(tiny_qwen2_moe(tmp_path_factory.mktemp("tiny"))) as model:
+def model(folder):
+    with serving(folder) as model:
         yield model
 
 
@@ -70,7 +70,7 @@ class Cycle(LogitsProcessor):
 
 
 UP_TO_100 = GenerationConfig(max_length=100)
-CYCLE = {"do_sample": False, "logits_processor": LogitsProcessorList([Cycle()])}
+CYCLE = {"logits_processor": LogitsProcessorList([Cycle()])}
 
 
 def hear(tokens: list[int], most: int = 0) -> StoppingCriteriaList:
@@ -83,22 +83,24 @@ def hear(tokens: list[int], most: int = 0) -> StoppingCriteriaList:
     return StoppingCriteriaList([listen_to_tokens(on_token)])
 
 
-def answer(model, pace: drafting.DraftPace | None, *, num_tokens: int = 24, **options) -> list[int]:
-    inputs = torch.tensor([PROMPT])
+def answer(model, pace=None, *, prompt=PROMPT, num_tokens=24, **options) -> list[int]:
+    """The new tokens; with a pace, prompt lookup drafts."""
+    inputs = torch.tensor([prompt], device=model.device)
     if pace is not None:
         options |= drafting.drafting_options(model, PROMPT_LOOKUP, pace)
-    options |= {"attention_mask": torch.ones_like(inputs), "pad_token_id": 0}
-    return model.generate(inputs, max_new_tokens=num_tokens, **options)[0].tolist()[len(PROMPT) :]
+    options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": num_tokens, **options}
+    tokens = model.generate(inputs, attention_mask=torch.ones_like(inputs), **options)
+    return tokens[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "deepseek_v3"])
 def test_drafts__full_windowed_and_latent_attention_take_tokens_back(tmp_path, name) -> None:
     with serving(save_family(tmp_path / "tiny", name), budget="60%") as model:
-        expected, pace = answer(model, None, do_sample=False), EagerPace()
+        expected, pace = answer(model), EagerPace()
         wrong = {"custom_generate": drafting.decode_with(lambda _: draft_the_same, pace)}
-        assert answer(model, None, do_sample=False, **wrong) == expected
+        assert answer(model, **wrong) == expected
         assert pace.num_drafted > pace.num_accepted, "nothing was taken back"
-        assert answer(model, None, do_sample=False) == expected, "the model is as it was"
+        assert answer(model) == expected, "the model is as it was"
 
 
 def draft_the_same(tokens_1T: torch.Tensor, count: int) -> torch.Tensor:
@@ -107,7 +109,7 @@ def draft_the_same(tokens_1T: torch.Tensor, count: int) -> torch.Tensor:
 
 def test_drafts__repeated_text_takes_fewer_steps(model) -> None:
     steps, tokens = count_calls(model), list[int]()
-    expected = answer(model, None, **CYCLE)
+    expected = answer(model, **CYCLE)
     assert len(steps) == 24
     assert answer(model, EagerPace(), stopping_criteria=hear(tokens), **CYCLE) == expected
     assert tokens == expected, "each token once, in order"
@@ -129,10 +131,10 @@ def test_drafts__keep_to_the_number_of_tokens_and_the_end_of_the_text(model) -> 
 def test_drafts__failed_generation_leaves_the_model_as_it_was(model) -> None:
     listening = StoppingCriteriaList([listen_to_tokens(Mock(side_effect=RuntimeError("no token")))])
     with pytest.raises(RuntimeError, match="no token"):
-        answer(model, EagerPace(), do_sample=False, stopping_criteria=listening)
+        answer(model, EagerPace(), stopping_criteria=listening)
     assert "_get_candidate_generator" not in vars(model)
     pace = EagerPace()
-    assert answer(model, None, do_sample=False) == answer(model, pace, do_sample=False)
+    assert answer(model) == answer(model, pace)
     assert pace.num_drafted > 0
 
 
@@ -151,15 +153,11 @@ def test_drafts__are_refused_where_tokens_cannot_be_taken_back(tmp_path, name, r
 
 def test_drafts__steps_of_several_sequences_have_none_and_are_not_measured(model) -> None:
     """Their time is that of all sequences."""
-    expected = answer(model, None, **CYCLE)
+    expected = answer(model, **CYCLE)
     for num_together in (2, 1):
         pace = EagerPace()
-        with LockstepGroup(model) as group:
-            run = partial(answer, model, pace, **CYCLE)
-            tasks = [group.start(run) for _ in range(num_together)]
-            while group.sequences:
-                group.step()
-        assert [task.result for task in tasks] == [expected] * num_together
+        found = run_together(model, [partial(answer, model, pace, **CYCLE)] * num_together)
+        assert found == [expected] * num_together
         assert (pace.num_drafted > 0) == (pace.total_seconds > 0) == (num_together == 1)
 
 
@@ -218,9 +216,9 @@ def test_draft_model__tokens_are_those_of_greedy_decoding(tmp_path) -> None:
     folder, draft = served_folder(tmp_path), str(dense_folder(tmp_path, vocab_size=300))
     draft_model, pace = drafting.load_draft_model(draft, ModelConfig(id=str(folder))), EagerPace(3)
     with serving(folder) as model:
-        expected = answer(model, None, do_sample=False)
+        expected = answer(model)
         options = drafting.drafting_options(model, draft, pace, draft_model=draft_model)
-        assert answer(model, None, do_sample=False, **options) == expected
+        assert answer(model, **options) == expected
     assert pace.num_drafted > pace.num_accepted, "nothing was taken back"
 
 
@@ -228,10 +226,10 @@ def test_draft_model__one_that_is_always_right_saves_steps(tmp_path) -> None:
     """The served model itself drafts, and is sure of its tokens."""
     draft_model, pace = drafting_model(tmp_path, sureness=100), EagerPace(3)
     with serving(tmp_path / "served") as model:
-        expected = answer(model, None, do_sample=False)
+        expected = answer(model)
         steps, drafts = count_calls(model), count_calls(draft_model)
         options = drafting.drafting_options(model, "served", pace, draft_model=draft_model)
-        assert answer(model, None, do_sample=False, **options) == expected
+        assert answer(model, **options) == expected
     assert pace.num_accepted == pace.num_drafted > 0
     # The prompt's step drafts nothing; the others verify three tokens, and the last what is left.
     assert steps == [len(PROMPT), 4, 4, 4, 4, 4, 3]

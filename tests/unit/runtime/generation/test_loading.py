@@ -1,7 +1,6 @@
 """`load`: forms of its arguments, and errors that name the allowed ones."""
 
 import inspect
-import json
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import runtime
 from predictors.errors import MoecastError
 from runtime.config import ModelConfig
 from runtime.generation.loading import configure_model
-from runtime.presets import DEFAULT_SYSTEM
 from tests.builders.models import tiny_qwen2_moe
 
 
@@ -30,7 +28,7 @@ WRONG_VALUES = [
     ({"model": "nothing-like-it"}, r"Choices: .*olmoe.*a folder"),
     ({"dtype": "bf16"}, r"dtype=bf16: allowed are auto, float32, bfloat16, float16"),
     ({"decode_kernels": "fast"}, r"decode_kernels=fast: allowed are auto, library, own"),
-    ({"decode_threads": 0}, r"decode_threads=0"),
+    ({"decode_threads": 0}, r"decode_threads=0: must be at least 1"),
     ({"dtype": torch.float64}, r"dtype=float64: allowed are auto, float32"),
     ({"system": "moecst"}, r"'moecst'. Did you mean 'moecast'\?$"),
     ({"system": 3}, r"system=3: give a name such as 'moecast', or a SystemConfig"),
@@ -68,7 +66,6 @@ def test_load__takes_shares_of_all_experts_and_paths_as_text(tmp_path, budget) -
 
 def test_load__is_in_the_checkpoints_own_dtype(tmp_path) -> None:
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
-    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     own, float32 = torch.bfloat16, torch.float32
     forms = [(folder, None, own), (str(folder), "auto", own), (folder, float32, float32)]
     for model, dtype, expected in (*forms, (folder, "float16", torch.float16)):
@@ -78,7 +75,6 @@ def test_load__is_in_the_checkpoints_own_dtype(tmp_path) -> None:
 
 
 def test_load__default_is_moecast_with_its_trained_predictors() -> None:
-    assert inspect.signature(runtime.load).parameters["system"].default == DEFAULT_SYSTEM
     with runtime.load(budget=0.25).moecast as handle:
         driver = handle.engine.driver
         assert (driver.predictor_kind, driver.reuse_predictor_kind) == ("residual", "reuse")

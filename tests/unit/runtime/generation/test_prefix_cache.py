@@ -216,7 +216,7 @@ def test_books__longest_common_prefix_within_the_limit(turns, limit_tokens) -> N
     """Texts that the limit leaves, the last used one last: a plain model of the books."""
     for prompt, num_new, is_cancelled in turns:
         text = kept.begin(prompt)
-        shared = [common(one, prompt[:-1]) for one in ended]
+        shared = [len(os.path.commonprefix([one, prompt[:-1]])) for one in ended]
         longest = max(shared, default=0)
         assert text.num_reused == (longest if longest >= MIN_TOKENS else 0)
         assert held(text) == prompt[: text.num_reused]
@@ -239,11 +239,6 @@ def test_books__longest_common_prefix_within_the_limit(turns, limit_tokens) -> N
         assert kept.num_texts == len(ended)
     kept.limit(-1)
     assert kept.num_bytes == kept.num_texts == 0
-
-
-def common(*texts: list[int]) -> int:
-    """Tokens that both texts begin with."""
-    return len(os.path.commonprefix(texts))
 
 
 def test_limit__takes_states_of_running_texts_too() -> None:

@@ -72,11 +72,9 @@ def test_discount__is_the_time_until_the_layer_comes():
     # Behind layer 1: layer 2 is next, then 3, 0 and 1.
     share = sum(weight * decay / (decay + 1) for decay, weight in BLENDED.items())
     policy.scores()
-    score_LE = policy.score_LE
-    assert score_LE[:, 0].tolist() == pytest.approx(
-        [1 / (1 / share + 2 / 4), 1 / (1 / share + 3 / 4), 0.0, 1 / (1 + 1 / 4)], abs=1e-5
-    )
-    never_L = score_LE[:, 1]
+    used_L, never_L = policy.score_LE.T
+    expected_L = [1 / (1 / share + 2 / 4), 1 / (1 / share + 3 / 4), 0.0, 1 / (1 + 1 / 4)]
+    assert used_L == pytest.approx(expected_L, abs=1e-5)
     assert never_L[2] > never_L[3] > never_L[0] > never_L[1] > 0
 
 
@@ -100,20 +98,15 @@ def test_use_shares__weight_experts_by_their_tokens(steps, expected_E):
 
 
 def test_use_shares__are_decayed_shares_of_steps():
-    shares = UseShares(num_layers=1, num_experts=3)
+    shares, found_E = UseShares(num_layers=1, num_experts=3), np.empty(3)
     for chosen in ([0], [0, 1], [1]):
         shares.begin_step()
         shares.on_routed(0, dict.fromkeys(chosen, 1))
         shares.end_step()
-    # Weights of the three steps .25, .5, 1 of 1.75.
-    fast = [0.75 / 1.75, 1.5 / 1.75, 0.0]
-    found_E = np.empty(3)
-    for decay, expected in ((0.5, fast), (1.0, [2 / 3, 2 / 3, 0.0])):
+    # At a decay of .5, the weights of the three steps are .25, .5 and 1 of 1.75.
+    share_E = {d: np.array([d**2 + d, d + 1, 0]) / (d**2 + d + 1) for d in (0.5, 0.9, 0.98, 1.0)}
+    for decay, expected_E in share_E.items():
         shares.write_decayed(0, decay, found_E)
-        assert found_E.tolist() == pytest.approx(expected)
-    middle, slow = (
-        [(d**2 + d) / (d**2 + d + 1), (d + 1) / (d**2 + d + 1), 0.0] for d in (0.9, 0.98)
-    )
-    blend = [0.2 * a + 0.3 * b + 0.5 * c for a, b, c in zip(fast, middle, slow, strict=True)]
+        assert found_E == pytest.approx(expected_E)
     shares.write_layer(0, found_E)
-    assert found_E.tolist() == pytest.approx(blend)
+    assert found_E == pytest.approx(0.2 * share_E[0.5] + 0.3 * share_E[0.9] + 0.5 * share_E[0.98])

@@ -158,9 +158,8 @@ def test_cache__invariants_hold_with_every_policy(name):
 def test_cache__an_expert_takes_the_smallest_slot_that_is_large_enough():
     slots = {"num_slots": 5, "per_layer": False, "first_slots": [3, 0]}
     cache = ExpertCache(num_layers=2, policy=policy_of("lru"), **slots)
-    assert cache.fitting([(layer, e) for layer in range(2) for e in range(4)]) == [
-        (0, 0), (0, 1), (1, 0), (1, 1), (1, 2),
-    ]  # fmt: skip
+    everyone = [(layer, e) for layer in range(2) for e in range(4)]
+    assert cache.fitting(everyone) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
     small = [cache.admit((1, e))[0].slot for e in range(4)]
     assert small[:3] == [0, 1, 2]  # each its own
     assert cache.admit((0, 0))[0].slot == 7 - small[3]

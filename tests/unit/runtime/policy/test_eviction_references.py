@@ -53,12 +53,8 @@ def lonely(candidates: list[Expert], history: History) -> Expert:
 
     def touched(expert: Expert) -> tuple[int, int]:
         layer, e = expert
-        times = [
-            (i, {(layer, e): 2, (layer, e - 1): 1, (layer, e + 1): 0}[accessed])
-            for i, accessed in enumerate(history)
-            if accessed[0] == layer and abs(accessed[1] - e) <= 1
-        ]
-        return max(times)
+        near = {(layer, e): 2, (layer, e - 1): 1, (layer, e + 1): 0}
+        return max((i, near[accessed]) for i, accessed in enumerate(history) if accessed in near)
 
     return min(candidates, key=touched)
 

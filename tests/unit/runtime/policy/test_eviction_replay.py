@@ -34,22 +34,17 @@ class Spy(LruEviction):
         self.events.append("end")
 
 
-def run(steps, predictor=None, slots=8, **system):
-    return replay(
-        steps, predictor, spec=SPEC, system=SystemConfig(prefetch=predictor is not None, **system),
-        hardware=toy_machine(), budget_slots=slots,
-    )  # fmt: skip
+def run(steps, predictor=None, **options):
+    system, hardware = SystemConfig(prefetch=predictor is not None, **options), toy_machine()
+    return replay(steps, predictor, spec=SPEC, system=system, hardware=hardware, budget_slots=8)
 
 
 def test_replay__the_policy_sees_each_event_once_and_in_order(monkeypatch):
     spy = Spy()
     monkeypatch.setattr("runtime.policy.build.make_eviction_policy", lambda *_, **__: spy)
-    steps = [
-        routed_step([[[0, 1], [1, 2]], [[4, 5], [4, 5]]], 7),
-        routed_step([[[0, 3]], [[6, 5]]], 7),
-        routed_step([[[0, 3]], [[6, 5]]], 8),
-    ]
-    run(steps, Knows(SPEC, 3, chance=0.5))
+    prefill = routed_step([[[0, 1], [1, 2]], [[4, 5], [4, 5]]], 7)
+    decodes = [routed_step([[[0, 3]], [[6, 5]]], request) for request in (7, 8)]
+    run([prefill, *decodes], Knows(SPEC, 3, chance=0.5))
     chance, both = ([0.0] * 3 + [share] + [0.0] * 4 for share in (0.5, 0.75))
     decode = [
         *[("tokens", 0, [[0, 3]]), (0, {0: 1, 3: 1}), ("forecast", 1, chance)],

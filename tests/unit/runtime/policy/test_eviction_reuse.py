@@ -155,12 +155,10 @@ def test_reuse__leaves_an_idle_link_idle_without_predictions() -> None:
 def test_reuse__without_a_predictor_equals_regret() -> None:
     """On an arena that each layer has a share of."""
     routing = random_routing(1, steps=300, layers=2, experts=12, top_k=2)
-    missed = [
-        serve(policy_of(name, experts=12), routing, slots=8, per_layer=True)
-        for name in ("reuse", "regret")
-    ]
-    assert sum(map(len, missed[0])) > 100
-    assert missed[0] == missed[1]
+    policies = (policy_of(name, experts=12) for name in ("reuse", "regret"))
+    reuse, regret = (serve(one, routing, slots=8, per_layer=True) for one in policies)
+    assert sum(map(len, reuse)) > 100
+    assert reuse == regret
 
 
 def test_reuse__scores_do_not_depend_on_when_they_are_read() -> None:

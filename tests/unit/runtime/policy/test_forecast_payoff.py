@@ -45,10 +45,8 @@ class Machine:
     uses_forecasts = predicts_reuse = True
 
     def __post_init__(self) -> None:
-        cache = SimpleNamespace(
-            counters=[self.counters], system=SystemConfig(idle_prefetch=True),
-            set_idle_prefetch=self.changes.append,
-        )  # fmt: skip
+        known = {"counters": [self.counters], "system": SystemConfig(idle_prefetch=True)}
+        cache = SimpleNamespace(**known, set_idle_prefetch=self.changes.append)
         self.payoff = ForecastPayoff(self, cache, self)
 
     @property
@@ -86,6 +84,12 @@ def test_payoff__what_surely_pays_is_never_tried_without() -> None:
     machine = Machine(hidden=10.0, forecast=2.0)
     assert all(machine.run(2 * LONGEST_PAUSE))
     assert machine.payoff.num_switches == 0
+
+
+def test_payoff__a_cache_that_holds_everything_is_not_judged() -> None:
+    machine = Machine(needed=0.0, hidden=0.0, forecast=0.0)
+    assert all(machine.run(10 * FIRST_PAUSE))
+    assert machine.predicts_reuse
 
 
 def test_payoff__what_cannot_pay_ends_without_a_trial(caplog: pytest.LogCaptureFixture) -> None:
@@ -170,10 +174,4 @@ def test_payoff__reuse_predictions_take_no_longer_than_eviction_saves(transfers,
     assert machine.predicts_reuse is stays
     machine.reuse = 0.1
     machine.run(4 * FIRST_PAUSE)
-    assert machine.predicts_reuse
-
-
-def test_payoff__a_cache_that_holds_everything_is_not_judged() -> None:
-    machine = Machine(needed=0.0, hidden=0.0, forecast=0.0)
-    assert all(machine.run(10 * FIRST_PAUSE))
     assert machine.predicts_reuse

@@ -16,6 +16,14 @@ def fetched(core, forecasts, *, top_k: int = 2, layer_now: int = 0) -> list[tupl
     return list(dict.fromkeys(task.expert for task in drain(core)))
 
 
+def core_after(layer: int, *experts: int, **switches):
+    """Returns a core whose step has routed a layer."""
+    core = make_cache(**switches)
+    core.begin_step(np.array([0]))
+    core.cancel(layer, core.request_routed(layer, once(experts)))
+    return core
+
+
 def test_forecast_scheduler__fetches_top_k_nearest_layer_first() -> None:
     assert fetched(make_cache(), BOTH) == [(1, 0), (1, 2), (2, 0), (2, 2)]
 
@@ -32,11 +40,8 @@ def test_forecast_scheduler__follows_the_predictors_priority() -> None:
 
 
 def test_forecast_scheduler__drops_forecasts_of_routed_layers() -> None:
-    core = make_cache()
-    core.begin_step(np.array([0]))
-    core.cancel(1, core.request_routed(1, once([0])))
     # The predictor was given layer 0's event; its answer comes after layer 1 was routed.
-    assert fetched(core, BOTH) == [(2, 0), (2, 2)]
+    assert fetched(core_after(1, 0), BOTH) == [(2, 0), (2, 2)]
 
 
 def forecast_of(layer: int, *priorities: float) -> Forecast:
@@ -48,9 +53,7 @@ NEAR, FAR = forecast_of(1, 0.1, 0, 0.4, 0, 0.2, 0), forecast_of(2, 0.6, 0.01, 0.
 
 
 def test_forecast_scheduler__all_experts_of_all_layers_in_order() -> None:
-    core = make_cache(priority="layer-decay", candidates="all")
-    core.begin_step(np.array([0]))
-    core.cancel(0, core.request_routed(0, {}))
+    core = core_after(0, priority="layer-decay", candidates="all")
     order = [(1, 2), (2, 0), (1, 4), (1, 0), (2, 2), (2, 1)]
     # .27 .2 .13 .067 .067 .003; a priority of 0 is no forecast.
     assert fetched(core, [NEAR, FAR], top_k=1, layer_now=1) == order
@@ -59,9 +62,8 @@ def test_forecast_scheduler__all_experts_of_all_layers_in_order() -> None:
 
 
 def test_forecast_scheduler__as_many_as_there_are_slots() -> None:
-    core = make_cache(slots=(4,), priority="layer-decay", candidates="slots", per_layer=False)
-    core.begin_step(np.array([0]))
-    core.cancel(0, core.request_routed(0, {}))
+    switches = {"priority": "layer-decay", "candidates": "slots", "per_layer": False}
+    core = core_after(0, slots=(4,), **switches)
     assert fetched(core, [NEAR, FAR], top_k=1, layer_now=1) == [(1, 2), (2, 0), (1, 4), (1, 0)]
     again = fetched(core, [NEAR, FAR], top_k=1, layer_now=1)
     assert again == [], "what is there counts among the slots"

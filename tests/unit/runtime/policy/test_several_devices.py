@@ -20,10 +20,9 @@ CHUNKS = [(10, 10, 20)] * SPEC.num_layers
 
 
 def make_caches(num_devices, *, slots=(4,), **switches):
-    return build_device_cache(
-        SystemConfig(**{"per_layer": False, **switches}), SPEC, num_slots=[slots] * num_devices,
-        chunk_bytes=CHUNKS, placement=ExpertPlacement(num_devices),
-    )  # fmt: skip
+    system, sizes = SystemConfig(per_layer=False, **switches), [slots] * num_devices
+    placed = ExpertPlacement(num_devices)
+    return build_device_cache(system, SPEC, num_slots=sizes, chunk_bytes=CHUNKS, placement=placed)
 
 
 @pytest.mark.parametrize("counts", [[60] * 5, [8, 8, 4]], ids=["even", "uneven"])
@@ -152,10 +151,8 @@ def test_fill__in_topological_order_without_duplicates(num_devices, fills_top):
 def test_fill__of_a_large_model_takes_no_minute():
     spec = make_spec(num_layers=60, num_experts=512, top_k=10)
     num_slots = spec.num_layers * spec.num_experts
-    core = build_device_cache(
-        SystemConfig(fill_first_layers=True), spec, num_slots=[[num_slots]],
-        chunk_bytes=[(1,)] * spec.num_layers,
-    )  # fmt: skip
+    system, chunks = SystemConfig(fill_first_layers=True), [(1,)] * spec.num_layers
+    core = build_device_cache(system, spec, num_slots=[[num_slots]], chunk_bytes=chunks)
     assert len(core.first_experts(fills_top=True)[0]) == num_slots
 
 

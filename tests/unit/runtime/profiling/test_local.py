@@ -14,7 +14,6 @@ from runtime.profiling.bandwidth import ProbeReader, measure_reads, trimmed_mean
 from runtime.profiling.local import PROMPT_TOKENS, Spans, StepParts, measure, split_step
 from runtime.transfer.ring import ARRIVED
 from tests.builders.families.build import save_family
-from tests.builders.models import tiny_qwen2_moe
 
 
 class Disk:
@@ -74,12 +73,11 @@ def test_reader__comes_to_every_expert(disk):
     assert set(disk.read_experts) == ({(0, e) for e in range(6)} | {(1, e) for e in range(4)})
 
 
-def test_reader__says_what_cannot_be_read(tmp_path):
-    tiny_qwen2_moe(tmp_path)
-    store = load_stripped(tmp_path, "float32").open_store()
+def test_reader__says_what_cannot_be_read(tiny):
+    store = load_stripped(tiny, "float32").open_store()
     with ProbeReader(store) as reader:
         reader.expert()
-        for shard in tmp_path.glob("*.safetensors"):
+        for shard in tiny.glob("*.safetensors"):
             os.truncate(shard, 4096)
         with pytest.raises(TransferError, match="ends at byte 4096"):
             reader.expert()

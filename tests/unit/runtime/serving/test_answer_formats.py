@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +24,12 @@ def function(name: str, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
+def closed_object(properties: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object of these properties and no others."""
+    closed = {"type": "object", "additionalProperties": False}
+    return {**closed, "properties": properties, "required": [*properties]}
+
+
 TOOLS = [
     function(name, parameters={"type": "object", "properties": properties})
     for name, properties in PROPERTIES.items()
@@ -33,122 +38,104 @@ WEATHER_JSON, TIME_JSON = json.dumps(WEATHER), json.dumps(TIME)
 WEATHER_CALL = json.dumps({"name": "get_weather", "arguments": WEATHER})
 TIME_CALL = json.dumps({"name": "get_time", "arguments": TIME})
 HERMES_CALL = f"<tool_call>\n{WEATHER_CALL}\n</tool_call>"
-
-
 HERMES = "<tool_call> <think>"
+CONTENT, REASONING = "I look it up.", "Let me see."
 
 
-@dataclass(frozen=True)
 class Family:
-    text: str
-    """What the model writes."""
-    template: str = HERMES
-    """What its chat template has."""
-    prefix: str = ""
-    content: str = ""
-    reasoning: str = ""
-    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=lambda: CALLS)
+    """What the model writes, what its chat template has, and what the text has to become.
+
+    Unless something else is given, that is whatever it has of `CONTENT`, `REASONING` and `CALLS`.
+    """
+
+    def __init__(
+        self, text: str, template=HERMES, *, prefix="", content: str | None = None, reasoning=""
+    ):
+        self.text, self.template, self.prefix = text, template, prefix
+        self.content = CONTENT * (CONTENT in text) if content is None else content
+        self.reasoning = reasoning or REASONING * (REASONING in text)
+        self.calls = [(name, arguments) for name, arguments in CALLS if name in text]
 
 
-def unread(text: str) -> Family:
-    """A text that stays content."""
-    return Family(text, content=text, calls=[])
-
-
-BOTH: Any = {"content": "I look it up.", "reasoning": "Let me see."}
-ANALYSED: Any = {"template": "<|channel|>", "reasoning": "Let me see."}
 START = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
 FAMILIES = {
     "qwen3": Family(
         "<think>\nLet me see.\n</think>\n\nI look it up.\n"
-        f"{HERMES_CALL}\n<tool_call>\n{TIME_CALL}\n</tool_call>",
-        **BOTH,
+        f"{HERMES_CALL}\n<tool_call>\n{TIME_CALL}\n</tool_call>"
     ),
     "qwen3-thinking, whose prompt begins the reasoning": Family(
-        f"Let me see.\n</think>\n\n{HERMES_CALL}\n",
-        prefix="<think>",
-        reasoning="Let me see.",
-        calls=CALLS[:1],
+        f"Let me see.\n</think>\n\n{HERMES_CALL}\n", prefix="<think>"
     ),
     "qwen3-coder": Family(
         "I look it up.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n"
         "</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
         "<function=get_time>\n<parameter=zone>\nEurope/Rome\n</parameter>\n</function>\n</tool_call>",
-        template="<tool_call> <function= <parameter=",
-        content="I look it up.",
+        "<tool_call> <function= <parameter=",
     ),
     "glm": Family(
         "\n<think>Let me see.</think>\nI look it up.\n<tool_call>get_weather\n"
         "<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
         "\n<tool_call>get_time\n<arg_key>zone</arg_key>\n<arg_value>Europe/Rome</arg_value>\n"
         "</tool_call>",
-        template="<tool_call> <arg_key> <think>",
-        **BOTH,
+        "<tool_call> <arg_key> <think>",
     ),
     "minimax": Family(
         '<think>\nLet me see.\n</think>\n\n<minimax:tool_call>\n<invoke name="get_weather">\n'
         '<parameter name="city">Paris</parameter>\n<parameter name="days">3</parameter>\n'
         '</invoke>\n<invoke name="get_time">\n<parameter name="zone">Europe/Rome</parameter>\n'
         "</invoke>\n</minimax:tool_call>",
-        template="<minimax:tool_call> <think>",
-        reasoning="Let me see.",
+        "<minimax:tool_call> <think>",
     ),
     "deepseek-v3": Family(
         "I look it up.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
         f"get_weather\n```json\n{WEATHER_JSON}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
         f"get_time\n```json\n{TIME_JSON}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        template="<｜tool▁call▁begin｜> ```json",
-        content="I look it up.",
+        "<｜tool▁call▁begin｜> ```json",
     ),
     "deepseek-v3.1": Family(
         "Let me see.</think>I look it up.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather"
         f"<｜tool▁sep｜>{WEATHER_JSON}<｜tool▁call▁end｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>"
         f"{TIME_JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        template="<｜tool▁call▁begin｜> <think>",
+        "<｜tool▁call▁begin｜> <think>",
         prefix="<think>",
-        **BOTH,
     ),
     "kimi": Family(
         "I look it up.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
         f"<|tool_call_argument_begin|>{WEATHER_JSON}<|tool_call_end|><|tool_call_begin|>"
         f"functions.get_time:1<|tool_call_argument_begin|>{TIME_JSON}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
-        template="<|tool_call_argument_begin|>",
-        content="I look it up.",
+        "<|tool_call_argument_begin|>",
     ),
     "gpt-oss": Family(
         f"{START}<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant<|channel|>"
         f"commentary to=functions.get_weather <|constrain|>json<|message|>{WEATHER_JSON}",
-        **ANALYSED,
-        content="I look it up.",
-        calls=CALLS[:1],
+        "<|channel|>",
     ),
     "gpt-oss, with the recipient before the channel": Family(
         f"{START} to=functions.get_time<|channel|>commentary json<|message|>{TIME_JSON}",
-        **ANALYSED,
-        calls=CALLS[1:],
+        "<|channel|>",
     ),
     "gpt-oss, without a call": Family(
         f"{START}<|channel|>final<|message|>It is\n\n sunny. ",
-        **ANALYSED,
+        "<|channel|>",
         content="It is\n\n sunny. ",
-        calls=[],
     ),
     "mistral, version 11": Family(
         f"[THINK]Let me see.[/THINK]I look it up.[TOOL_CALLS]get_weather[ARGS]{WEATHER_JSON}"
         f"[TOOL_CALLS]get_time[ARGS]{TIME_JSON}",
-        template="[TOOL_CALLS] [ARGS] [THINK]",
-        **BOTH,
+        "[TOOL_CALLS] [ARGS] [THINK]",
     ),
     "mistral": Family(f"[TOOL_CALLS] [{WEATHER_CALL}, {TIME_CALL}]", "[TOOL_CALLS]"),
-    "llama": Family(
-        json.dumps({"name": "get_weather", "parameters": WEATHER}), '"parameters"', calls=CALLS[:1]
-    ),
-    "plain text": unread(" A <b>bold</b> claim <\n\n"),
-    "a call that is no JSON": unread('Well. <tool_call>\n{"name": get}\n</tool_call>'),
-    "a call that the limit cut short": unread('<tool_call>\n{"name": "get_wea'),
-    "reasoning that the limit cut short": Family("<think>\nLet me", reasoning="Let me", calls=[]),
+    "llama": Family(json.dumps({"name": "get_weather", "parameters": WEATHER}), '"parameters"'),
+    "reasoning that the limit cut short": Family("<think>\nLet me", reasoning="Let me"),
 }
+UNREAD = {
+    "plain text": " A <b>bold</b> claim <\n\n",
+    "a call that is no JSON": 'Well. <tool_call>\n{"name": get}\n</tool_call>',
+    "a call that the limit cut short": '<tool_call>\n{"name": "get_wea',
+}
+"""Texts that stay content."""
+FAMILIES |= {name: Family(text, content=text) for name, text in UNREAD.items()}
 
 
 def format_of(template: str, *, special: Any = None, **more: Any) -> AnswerFormat:
@@ -171,7 +158,6 @@ def read(
         text="".join(delta.text for delta in deltas),
         reasoning="".join(delta.reasoning for delta in deltas),
         calls=[call for delta in deltas for call in delta.calls],
-        tokens=[token for delta in deltas for token in delta.tokens],
         finish_reason=deltas[-1].finish_reason,
     )
     return whole, deltas

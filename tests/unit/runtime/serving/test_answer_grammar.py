@@ -18,11 +18,8 @@ from tests.unit.runtime.serving.test_answer_formats import FAMILIES, HERMES_CALL
 MARK = re.compile(r"<[|｜][^>]+>|\[/?[A-Z_]+\]")
 MARKS = sorted({mark for family in FAMILIES.values() for mark in MARK.findall(family.text)})
 SPECIAL = {name: len(TOKENIZER) + number for number, name in enumerate(MARKS)}
-CLOSED = {"type": "object", "additionalProperties": False}
 STRICT = [
-    formats.function(
-        name, strict=True, parameters={**CLOSED, "properties": known, "required": [*known]}
-    )
+    formats.function(name, strict=True, parameters=formats.closed_object(known))
     for name, known in formats.PROPERTIES.items()
 ]
 WITH_JSON = {

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
@@ -14,6 +14,7 @@ from runtime.serving.edge.body_limit import MAX_LARGE_BODIES, BodyLimitMiddlewar
 LARGE = body_limit.SMALL_BYTES + 1
 SLOTS = body_limit.PARSED_AT_ONCE
 OK = {"type": "http.response.start", "status": 200, "headers": []}
+LEFT = {"type": "http.disconnect"}
 JSON = [(b"content-type", b"application/json")]
 
 
@@ -40,19 +41,22 @@ class SlowApp:
 
 
 class Client:
-    """One request; it has left once its body is sent if `leaves`."""
+    """One request.
 
-    def __init__(self, num_bytes: int, *, leaves: bool = False, path: str = "/x"):
+    Args:
+        leaves: Its client leaves once the body is sent.
+        is_slow: It announces more than it sends.
+    """
+
+    def __init__(self, num_bytes: int, *, leaves=False, is_slow=False, path="/x"):
         self.statuses: list[int] = []
-        self._body, self._leaves, self._path = b"x" * num_bytes, leaves, path
-        self._is_sent = False
+        self._method, self._path = "POST" if num_bytes else "GET", path
+        request = {"type": "http.request", "body": b"x" * num_bytes, "more_body": is_slow}
+        self._messages = chain([request], repeat(LEFT) if leaves else ())
 
     async def receive(self) -> Message:
-        if not self._is_sent:
-            self._is_sent = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        if self._leaves:
-            return {"type": "http.disconnect"}
+        for message in self._messages:
+            return message
         return await asyncio.Future()
 
     async def send(self, message: Message) -> None:
@@ -60,8 +64,7 @@ class Client:
             self.statuses.append(message["status"])
 
     def ask(self, app: Callable[..., Awaitable[None]]) -> Awaitable[None]:
-        method = "POST" if self._body else "GET"
-        scope = {"type": "http", "method": method, "path": self._path, "headers": [*JSON]}
+        scope = {"type": "http", "method": self._method, "path": self._path, "headers": [*JSON]}
         return app(scope, self.receive, self.send)
 
 
@@ -91,15 +94,10 @@ def test_requests__are_parsed_few_at_once(num_bytes, number, slots, path):
     assert (app.most, app.num_bytes) == (slots, number * num_bytes)
 
 
-def test_slot__is_given_back_before_a_slow_answer() -> None:
-    app = SlowApp(early_release=True)
-    ask_all(app, [Client(10) for _ in range(30)])
-    assert app.most == 30
-
-
-def test_health__waits_for_nobody() -> None:
-    app = SlowApp()
-    ask_all(app, [Client(0, path="/health") for _ in range(30)])
+@pytest.mark.parametrize(("early_release", "path"), [(True, "/x"), (False, "/health")])
+def test_slots__keep_neither_slow_answers_nor_health_waiting(early_release, path):
+    app = SlowApp(early_release=early_release)
+    ask_all(app, [Client(10 * early_release, path=path) for _ in range(30)])
     assert app.most == 30
 
 
@@ -142,17 +140,8 @@ def test_waiting_requests__leave_rounds_of_the_event_loop_to_others(num_bytes, s
     assert all(later - start >= 10 for start, later in pairwise(seen[:: SLOTS[size]]))
 
 
-class SlowSender(Client):
-    """Announces more than it sends."""
-
-    async def receive(self) -> Message:
-        if self._is_sent:
-            return await asyncio.Future()
-        return {**await super().receive(), "more_body": True}
-
-
 def test_large_bodies_that_never_end__keep_no_other_from_the_server() -> None:
-    slow = [SlowSender(LARGE) for _ in range(MAX_LARGE_BODIES)]
+    slow = [Client(LARGE, is_slow=True) for _ in range(MAX_LARGE_BODIES)]
     quick = [Client(LARGE) for _ in range(3)]
     limited = limit(SlowApp())
 

@@ -131,22 +131,16 @@ def test_durations__add_up_for_one_sequence(metrics: ServerMetrics) -> None:
     assert of(metrics, "vllm:kv_cache_usage_perc") == pytest.approx(10 / 200)
     end(metrics, choice, 107.25, FinishReason.LENGTH)
     sums = {
-        "vllm:e2e_request_latency_seconds": 7.25,
-        "vllm:request_queue_time_seconds": 2,
-        "vllm:time_to_first_token_seconds": 5,
-        "vllm:request_inference_time_seconds": 5.25,
-        "vllm:request_prefill_time_seconds": 3,
-        "vllm:request_decode_time_seconds": 2,
-        "vllm:inter_token_latency_seconds": 2,
-        "vllm:request_time_per_output_token_seconds": 1,
-        "vllm:request_prompt_tokens": 7,
-        "vllm:request_generation_tokens": 3,
-        "vllm:request_max_num_generation_tokens": 3,
-        "vllm:request_params_max_tokens": 20,
-    }
-    assert {name: of(metrics, f"{name}_sum") for name in sums} == pytest.approx(sums)
-    counts = {name: of(metrics, f"{name}_count") for name in sums}
-    assert counts.pop("vllm:inter_token_latency_seconds") == 2
+        "e2e_request_latency_seconds": 7.25, "request_queue_time_seconds": 2,
+        "time_to_first_token_seconds": 5, "request_inference_time_seconds": 5.25,
+        "request_prefill_time_seconds": 3, "request_decode_time_seconds": 2,
+        "inter_token_latency_seconds": 2, "request_time_per_output_token_seconds": 1,
+        "request_prompt_tokens": 7, "request_generation_tokens": 3,
+        "request_max_num_generation_tokens": 3, "request_params_max_tokens": 20,
+    }  # fmt: skip
+    assert {name: of(metrics, f"vllm:{name}_sum") for name in sums} == pytest.approx(sums)
+    counts = {name: of(metrics, f"vllm:{name}_count") for name in sums}
+    assert counts.pop("inter_token_latency_seconds") == 2
     assert set(counts.values()) == {1}
     assert of(metrics, "vllm:prompt_tokens_total") == metrics.num_prompt_tokens == 7
     assert of(metrics, "vllm:generation_tokens_total") == metrics.num_generated_tokens == 3

@@ -23,6 +23,8 @@ from tests.docs.pages import DOCS
 
 OF_PROMETHEUS = {"job", "instance"}
 """Labels that Prometheus adds to what it scrapes."""
+HISTOGRAM: dict[str, list[str]] = {"_bucket": ["le"], "_sum": [], "_count": []}
+"""The series of a histogram, with the labels that they have of their own."""
 COLUMNS = 24
 """Width of Grafana's grid."""
 
@@ -31,12 +33,8 @@ def exposed_labels() -> dict[str, set[str]]:
     """Labels of every series that queries can name."""
     series: dict[str, set[str]] = {"up": set()}
     for metric in DEFINITIONS.values():
-        labels = set(metric.labels)
-        if metric.kind is MetricKind.HISTOGRAM:
-            series[f"{metric.name}_bucket"] = labels | {"le"}
-            series[f"{metric.name}_sum"] = series[f"{metric.name}_count"] = labels
-        else:
-            series[metric.name] = labels
+        parts = HISTOGRAM if metric.kind is MetricKind.HISTOGRAM else {"": []}
+        series |= {metric.name + part: {*metric.labels, *own} for part, own in parts.items()}
     for family in ServerMetrics(model_name="m", max_running=1).registry.collect():
         for sample in family.samples:
             series.setdefault(sample.name, set(sample.labels))
@@ -46,11 +44,6 @@ def exposed_labels() -> dict[str, set[str]]:
 
 def are_unique(ids: Iterable[Any]) -> bool:
     return max(Counter(ids).values()) == 1
-
-
-def all_targets() -> list[dict[str, Any]]:
-    panels = monitoring.read_dashboard()["panels"]
-    return [one for panel in panels for one in panel.get("targets", [])]
 
 
 EXPRESSIONS = monitoring.dashboard_expressions("5m") | monitoring.rule_expressions()
@@ -73,7 +66,9 @@ def test_variable__lists_a_label_that_the_panels_select_by(name: str) -> None:
     assert label == name
     ((metric, _),) = monitoring.read_selectors(selector)
     assert label in exposed_labels()[metric] | OF_PROMETHEUS
-    assert any(f"${name}" in target["expr"] for target in all_targets())
+    panels = monitoring.read_dashboard()["panels"]
+    targets = [target for panel in panels for target in panel.get("targets", [])]
+    assert any(f"${name}" in target["expr"] for target in targets)
 
 
 def test_monitoring__covers_what_matters() -> None:

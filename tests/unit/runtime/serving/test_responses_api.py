@@ -162,8 +162,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("param", WRONG)
 def test_wrong_fields__are_named_by_their_path(agents: RunningServer, param: str) -> None:
-    body = {"input": QUESTION, "max_output_tokens": 1, **WRONG[param]}
-    assert refused(agents, PATH, **body)["param"] == param
+    assert refused(agents, PATH, **{"input": QUESTION, **WRONG[param]})["param"] == param
 
 
 def test_context_that_is_too_long__is_the_inputs_fault(agents: RunningServer) -> None:

@@ -3,35 +3,32 @@
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal
 
 import jsonschema
 import llguidance
 import pytest
-import torch
 from pydantic import BaseModel, Field
-from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
 from runtime.generation.constraint import GrammarVocabulary, compile_grammar
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.choice import CompletionChoice, TokenDelta
+from tests.builders.families.build import tiny_model
+from tests.builders.families.table import FAMILIES
 from tests.builders.plain_answers import TOKENIZER, ids
 from tests.builders.serving import RunningServer
-from tests.unit.runtime.serving.test_answer_formats import function
+from tests.unit.runtime.serving.test_answer_formats import closed_object, function
 from tests.unit.runtime.serving.test_completions import CHAT, COMPLETIONS, HELLO, raw
 from tests.unit.runtime.serving.test_rejections import post, refused
 from tests.unit.runtime.serving.test_tools import calls_of
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 2},
-    },
-    "required": ["name", "age", "tags"],
-    "additionalProperties": False,
+PROPERTIES = {
+    "name": {"type": "string", "maxLength": 8},
+    "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 2},
 }
+SCHEMA = closed_object(PROPERTIES)
 TOOLS = [function(name, parameters=SCHEMA) for name in ("get_person", "set_person")]
 FORMAT = {"type": "json_schema", "json_schema": {"name": "human", "schema": SCHEMA, "strict": True}}
 OPTIONS: list[dict[str, Any]] = [
@@ -229,12 +226,8 @@ def test_schemas_of_other_doors__are_named_by_their_paths(agents: RunningServer)
 
 
 def test_models_with_an_encoder__count_from_the_decoders_start() -> None:
-    sizes = {"vocab_size": 8192, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2}
-    layers = {"num_layers": 1, "num_decoder_layers": 1, "num_experts": 2}
-    tokens = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
-    config = SwitchTransformersConfig(**sizes, **layers, **tokens)
-    torch.manual_seed(0)
-    model = SwitchTransformersForConditionalGeneration(config).eval()
+    family = FAMILIES["switch_transformers"]
+    model = tiny_model(replace(family, changes={**family.changes, "vocab_size": 8192}))
     vocabulary = GrammarVocabulary(TOKENIZER, 8192, special_ids=[0, 1], end_ids=[1])
     lark = '%llguidance {"no_forcing": true}\nstart: /(yes|no){9}/'
     grammar = compile_grammar(llguidance.LLMatcher.grammar_from_lark(lark), vocabulary)

@@ -1,15 +1,15 @@
 """Tools and reasoning, as agents use them by OpenAI's client."""
 
 import json
+from copy import deepcopy
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from runtime.config import BUILTIN_MODELS
 from runtime.generation.chat_template import render
 from runtime.serving.answers.tool_template import ToolTemplate, find_tool_template
 from runtime.serving.api.chat_messages import ChatMessage
+from tests.builders.plain_answers import TOKENIZER
 from tests.builders.serving import RunningServer
 from tests.unit.runtime.serving.test_answer_formats import CALLS, FAMILIES, TOOLS, function
 from tests.unit.runtime.serving.test_completions import CHAT, HELLO, events, raw, user
@@ -118,8 +118,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("param", WRONG)
 def test_wrong_tools__are_named_by_their_path(agents: RunningServer, param: str) -> None:
-    body = {"messages": HELLO, "max_tokens": 1, **WRONG[param]}
-    assert refused(agents, CHAT, **body)["param"] == param
+    assert refused(agents, CHAT, **{"messages": HELLO, **WRONG[param]})["param"] == param
 
 
 def test_template_without_tools__refuses_them(server: RunningServer) -> None:
@@ -143,7 +142,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_template__is_tried_for_the_form_of_calls(template: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
+    tokenizer = deepcopy(TOKENIZER)
     tokenizer.chat_template = template
     form = find_tool_template(tokenizer)
     assert form == TEMPLATES[template]

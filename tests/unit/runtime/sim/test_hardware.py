@@ -2,23 +2,18 @@
 ships."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import configs
 from predictors.baselines import SkipPredictor
 from predictors.registry import KINDS, REUSE_PREDICTORS
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
-from runtime.presets import load_hardware, load_shape
+from runtime.presets import choice_names, load_hardware, load_shape
 from runtime.profiling.local import read_model_shape
 from runtime.sim import hardware
 from tests.builders.traces import make_spec
 
-FOLDER = Path(configs.__file__).parent
-PROFILES = sorted(path.stem for path in (FOLDER / "hardware").glob("*.yaml"))
-SHAPES = sorted(path.stem for path in (FOLDER / "shape").glob("*.yaml"))
 MACHINE = HardwareConfig(
     name="toy", measured=False, link_bytes_per_second=10.0, link_latency_us=1e6,
     store_bytes_per_second=2.0, store_latency_us=3e6, memory_bytes_per_second=100.0, flops=50.0,
@@ -64,7 +59,7 @@ def test_count_tier_slots__host_memory_counts_where_it_is_too_small() -> None:
         assert hardware.count_tier_slots(hardware.describe_hardware(large, SHAPE), 8, 80) == [8]
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", choice_names("hardware"))
 def test_profile__is_complete_and_names_its_source(name: str) -> None:
     one = load_hardware(name)
     assert one.name == name
@@ -78,7 +73,7 @@ def test_profile__is_complete_and_names_its_source(name: str) -> None:
     assert one.predictor_kind in KINDS
 
 
-@pytest.mark.parametrize("name", [one for one in SHAPES if one != "trace"])
+@pytest.mark.parametrize("name", [one for one in choice_names("shape") if one != "trace"])
 def test_shape__is_complete(name: str) -> None:
     one = load_shape(name)
     assert (one.name, "config.json" in one.source) == (name, True)

@@ -1,6 +1,7 @@
 """The simulator's clock against timelines worked out by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,17 +21,16 @@ PROMPT = routed_step([range(4), range(4)])
 """A prefill of four tokens: one for each expert, on both layers."""
 
 
-def run(predictor, steps=(STEP,), slots=8, *, spec=SPEC, machine=None, reuse=None, **system):
-    return replay(
-        steps, predictor, spec=spec, system=SystemConfig(**system),
-        hardware=machine or toy_machine(), budget_slots=slots, reuse_predictor=reuse,
-    )  # fmt: skip
+def run(predictor, steps=(STEP,), slots=8, *, spec=SPEC, machine=None, reuse=None, **switches):
+    known: dict[str, Any] = {"spec": spec, "budget_slots": slots, "reuse_predictor": reuse}
+    system, hardware = SystemConfig(**switches), machine or toy_machine()
+    return replay(steps, predictor, system=system, hardware=hardware, **known)
 
 
-def test_replay__on_demand_waits_for_every_miss():
-    stats = run(None)
+def test_replay__without_prefetch_waits_for_every_miss():
     # Twice: a layer (10), the whole transfer (6), the expert (1).
-    assert (stats.tpot_seconds, stats.stall_seconds, stats.total.misses) == ([34.0], 12.0, 2)
+    for stats in (run(None), run(Knows(SPEC, 1), prefetch=False)):
+        assert (stats.tpot_seconds, stats.stall_seconds, stats.total.misses) == ([34.0], 12.0, 2)
 
 
 def test_replay__a_right_forecast_hides_its_transfer():
@@ -63,10 +63,6 @@ def test_replay__a_step_waits_for_reuse_scores_where_it_must_evict():
     stats = run(None, [STEP] * 2, eviction="reuse", reuse=Values(SPEC))
     # The first step misses in two layers, and waits 3 s for the scores before each request.
     assert (stats.tpot_seconds, stats.predictor_seconds) == ([40.0, 22.0], 12.0)
-
-
-def test_replay__prefetch_off_ignores_the_predictor():
-    assert run(Knows(SPEC, 1), prefetch=False).tpot_seconds == [34.0]
 
 
 def test_replay__phases_are_counted_apart():
@@ -136,17 +132,13 @@ def test_overheads__each_step_pays_for_its_parts_outside_layers():
     assert timed(None, [STEP], step_seconds=5.0).tpot_seconds == [39.0]
 
 
-def test_overheads__an_inline_predictor_delays_computing():
-    stats = timed(Knows(SPEC, 1), [STEP], predictor_inline=True)
+def test_overheads__inline_predictors_and_synchronous_systems_delay_computing():
     # Routed at 10 and forecast until 13, while the layer's own miss is read: computed at 17. The
     # forecast expert arrives at 22, before its layer's router.
-    assert stats.tpot_seconds == [10.0 + 6 + 1 + 10 + 1]
-    assert stats.total.needed_predicted_in_time == 1
-
-
-def test_overheads__a_synchronous_system_delays_computing():
-    stats = run(Knows(SPEC, 1), synchronous=True)
-    assert stats.tpot_seconds == timed(Knows(SPEC, 1), [STEP], predictor_inline=True).tpot_seconds
+    inline = timed(Knows(SPEC, 1), [STEP], predictor_inline=True)
+    for stats in (inline, run(Knows(SPEC, 1), synchronous=True)):
+        assert stats.tpot_seconds == [10.0 + 6 + 1 + 10 + 1]
+        assert stats.total.needed_predicted_in_time == 1
 
 
 INLINE, BESIDE = [(1.0, True, 1, True), (100.0, True, 1, False)], [(0.0, False, 1, True)]

@@ -34,27 +34,28 @@ def test_system__names_parts_that_exist(name: str) -> None:
         assert set(one.predictor_options) <= set(known_options(KINDS[one.predictor]))
 
 
-def times(chosen=None, *, steps=((0, 1),) * 3, slots=8, layer_fixed=10.0, **options):
-    return replay(
-        [one_token(*experts) for experts in steps], None, spec=SPEC,
-        system=chosen or SystemConfig(**options), hardware=toy_machine(layer_fixed=layer_fixed),
-        budget_slots=slots,
-    ).tpot_seconds  # fmt: skip
+STEP = one_token(0, 1)
 
 
-ON_DEMAND = {"prefetch": False, "chunked": False, "early_preemption": False, "reordered": False}
+def times(system: SystemConfig, steps=(STEP,) * 3, *, spec=SPEC, slots=8, layer_fixed=10.0):
+    hardware = toy_machine(layer_fixed=layer_fixed)
+    stats = replay(steps, None, spec=spec, system=system, hardware=hardware, budget_slots=slots)
+    return stats.tpot_seconds
+
+
+ON_DEMAND = SystemConfig(prefetch=False, chunked=False, early_preemption=False, reordered=False)
 
 
 def test_drop_used__caches_nothing_for_the_next_step() -> None:
     # 10 + 6 + 1 for each of two layers; then both experts are hits, unless they were dropped.
-    assert times(**ON_DEMAND) == [34.0, 22.0, 22.0]
-    assert times(**ON_DEMAND, drop_used=True) == [34.0, 34.0, 34.0]
+    assert times(ON_DEMAND) == [34.0, 22.0, 22.0]
+    assert times(replace(ON_DEMAND, drop_used=True)) == [34.0, 34.0, 34.0]
 
 
 def test_drop_used__keeps_permanent_experts() -> None:
     # Klotski, section 6.1: six slots, five of them buffers, hold one expert of the first layer.
-    options = {**ON_DEMAND, "eviction": "first-layers", "per_layer": False, "drop_used": True}
-    assert times(slots=6, **options) == [34.0, 28.0, 28.0]
+    system = replace(ON_DEMAND, eviction="first-layers", per_layer=False, drop_used=True)
+    assert times(system, slots=6) == [34.0, 28.0, 28.0]
 
 
 def forecast(layer: int, *, chance: float = 0.9, priority: float | None = None) -> Forecast:
@@ -121,11 +122,9 @@ TWO = tiny_spec(num_layers=1, num_experts=4, top_k=2)
 def pair_times(name: str) -> list[float]:
     """Times of three steps of an empty cache with LRU and without forecasts."""
     bare = {"eviction": "lru", "eviction_options": {}, "fill_first_layers": False}
-    return replay(
-        [routed_step([[pair]]) for pair in ((1, 3), (1, 2), (0, 2))], None, spec=TWO,
-        system=replace(load_system(name), prefetch=False, **bare), hardware=toy_machine(),
-        budget_slots=3,
-    ).tpot_seconds  # fmt: skip
+    system = replace(load_system(name), prefetch=False, **bare)
+    steps = [routed_step([[pair]]) for pair in ((1, 3), (1, 2), (0, 2))]
+    return times(system, steps, spec=TWO, slots=3)
 
 
 @pytest.mark.parametrize("name", ["fmoe", "moe-infinity-request", "moe-infinity-sequence"])
@@ -158,15 +157,11 @@ def test_hot_first__computes_experts_with_most_tokens_first() -> None:
     assert core.request_routed(0, {0: 9, 1: 1}) == [1, 0]
 
 
-def test_oracle__overlaps_all_it_can() -> None:
-    # Both experts are in flight at 0: there at 6 and 12, requested at 10 and 21.
-    assert times(load_system("oracle"), steps=((0, 1),)) == [22.0]
-
-
 def test_oracle__evicts_nothing_that_is_needed_sooner() -> None:
-    # Two slots for three experts: layer 0's is kept, layer 1's alternate and are hidden.
-    twice = times(load_system("oracle"), steps=((0, 1), (0, 2), (0, 1)), slots=2)
-    assert twice == [22.0, 22.0, 22.0]
+    # At first both experts are in flight at 0: there at 6 and 12, requested at 10 and 21. Two slots
+    # for three experts: layer 0's is kept, layer 1's alternate and are hidden.
+    steps = [STEP, one_token(0, 2), STEP]
+    assert times(load_system("oracle"), steps, slots=2) == [22.0, 22.0, 22.0]
 
 
 def test_oracle__fetches_for_the_steps_that_it_knows() -> None:
@@ -174,7 +169,7 @@ def test_oracle__fetches_for_the_steps_that_it_knows() -> None:
     # link is idle from then on, unless the next step is known: its first fetch begins 1 s earlier.
     def seconds(known_steps: int | None) -> list[float]:
         system = replace(load_system("oracle"), eviction_options={"known_steps": known_steps})
-        return times(system, steps=((0, 1), (2, 3), (2, 3)), layer_fixed=1.0)
+        return times(system, [STEP, one_token(2, 3), one_token(2, 3)], layer_fixed=1.0)
 
     assert seconds(1) == [13.0, 13.0, 4.0]
     assert seconds(2) == seconds(None) == [13.0, 12.0, 4.0]

@@ -26,21 +26,16 @@ def cached(tmp_path, monkeypatch: pytest.MonkeyPatch):
     return repository
 
 
-def find(revision: str | None = None):
-    return find_snapshot(ModelConfig(name="model", id="org/model", revision=revision))
+def find(revision=None, **options):
+    return find_snapshot(ModelConfig(name="model", id="org/model", revision=revision, **options))
 
 
 @pytest.mark.parametrize("text", ["{}\n", "{}\r\n", " {}"])
-def test_find_snapshot__reads_a_ref_that_an_editor_wrote(text, cached):
+def test_find_snapshot__reads_a_ref_that_an_editor_wrote_also_offline(text, cached, monkeypatch):
     (cached / "refs/main").write_text(text.format(COMMITS[1]))
     assert find().name == find("main").name == COMMITS[1]
-
-
-def test_find_snapshot__works_offline(cached, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    (cached / "refs/main").write_text(f"{COMMITS[1]}\n")
-    model = ModelConfig(name="model", id="org/model", local_only=False)
-    assert find_snapshot(model).name == COMMITS[1]
+    assert find(local_only=False).name == COMMITS[1]
 
 
 def test_find_snapshot__knows_a_commit_by_its_beginning(cached):

@@ -282,19 +282,15 @@ def test_load__orders_that_leave_groups_consecutive_are_served(tmp_path, order):
         integers.quantise_compressed_tensors(integers.save_wide(folder))
         config = json.loads((folder / "config.json").read_text())
         config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = order
-        (folder / "config.json").write_text(json.dumps(config))
+        set_fields(folder, **config)
     found = read_expert(load_stripped(folder, "auto").open_store(), 1, 5)
-    plain = integers.save_wide(tmp_path / "plain")
-    wanted = read_weights(plain)["model.layers.1.mlp.experts.5.down_proj.weight"].float()
+    name = "model.layers.1.mlp.experts.5.down_proj.weight"
+    wanted = read_weights(integers.save_wide(tmp_path / "plain"))[name].float()
     step = wanted.abs().max() / 7
     assert (found["down_proj"].float() - wanted).abs().max() <= 0.6 * step
     if order != "rows":
-        order_K = torch.arange(64, dtype=torch.int32).flip(0) // 32
-
-        def change(key: str, tensor: Tensor) -> dict[str, Tensor]:
-            return {key: tensor, key.replace("weight_packed", "weight_g_idx"): order_K}
-
-        change_tensor(folder, "1.mlp.experts.5.down_proj.weight_packed", change)
+        order = {f"{name}_g_idx": torch.arange(64, dtype=torch.int32).flip(0) // 32}
+        change_tensor(folder, f"{name}_packed", lambda key, tensor: {key: tensor, **order})
         with pytest.raises(TransferError, match="its g_idx has groups"):
             read_expert(load_stripped(folder, "auto").open_store(), 1, 5)
 

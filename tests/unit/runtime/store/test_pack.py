@@ -15,7 +15,7 @@ from runtime.store.packed import writer
 from runtime.store.packed.store import open_store
 from runtime.store.packed.writer import pack
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.packed import pack_model, packed, plan
+from tests.builders.packed import flip_bit, pack_model, packed, plan
 
 EXPERTS_OF_LAYER = 4
 EXPERTS = 2 * EXPERTS_OF_LAYER
@@ -80,9 +80,7 @@ def test_pack__verifies_what_an_interrupted_run_left(tmp_path, planned, whole):
     with stopped_at(EXPERTS - 1, Killed()), pytest.raises(Killed):
         pack(*planned, tmp_path / "store")
     (data,) = tmp_path.glob(".store.packing/*/store/layer-000.bin")
-    with data.open("r+b") as file:
-        file.seek(2 * len(whole["layer-000.bin"]) // 4 + 5)
-        file.write(b"\xaa")
+    flip_bit(data, 8 * (2 * len(whole["layer-000.bin"]) // 4 + 5))
     done = pack(*planned, tmp_path / "store")
     assert (done.kept, done.written) == (0, EXPERTS)
     assert content(tmp_path / "store") == whole
@@ -100,8 +98,7 @@ def test_pack__a_complete_store_is_verified_and_left(tmp_path, model, planned):
     output = packed(model, tmp_path / "store")
     done = pack(*planned, output)
     assert (done.kept, done.written) == (EXPERTS, 0)
-    with (output / "layer-001.bin").open("r+b") as file:
-        file.write(b"\xaa")
+    flip_bit(output / "layer-001.bin", 0)
     with pytest.raises(StoreError, match=r"is damaged: .*layer 1, expert 0.*overwrite=true"):
         pack(*planned, output)
     assert pack(*planned, output, overwrite=True).written == EXPERTS

@@ -15,7 +15,7 @@ from runtime.store.packed.store import open_store
 from runtime.transfer.arena import Arena
 from tests.builders.families.build import save_family
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.packed import altered, assert_same, packed, read_expert, source_of
+from tests.builders.packed import altered, assert_same, flip_bit, packed, read_expert, source_of
 from tests.builders.quantised import quantise_fp8
 from tests.builders.served import serve
 
@@ -68,12 +68,6 @@ def test_packed_store__holds_what_the_conversion_gives(tmp_path, name):
             assert any(value.float().abs().sum() > 0 for value in found.values())
 
 
-def flipped(path, bit: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(content)
-
-
 @pytest.mark.faults
 def test_packed_store__every_flipped_bit_is_found(tmp_path, model):
     folder = packed(model, tmp_path / "store")
@@ -83,7 +77,7 @@ def test_packed_store__every_flipped_bit_is_found(tmp_path, model):
         if rng.random() < 0.2:
             path = folder / rng.choice(["manifest.json", "checksums.bin"])
         bit = rng.randrange(8 * path.stat().st_size)
-        flipped(path, bit)
+        flip_bit(path, bit)
         if path.suffix == ".bin" and path.name.startswith("layer"):
             layer, size = int(path.stem[-3:]), path.stat().st_size // 8
             # Between the parts of the first record, opening the store finds it.
@@ -94,7 +88,7 @@ def test_packed_store__every_flipped_bit_is_found(tmp_path, model):
             with pytest.raises(StoreError, match=path.name):
                 open_store(folder, None)
         found[path] += 1
-        flipped(path, bit)
+        flip_bit(path, bit)
     assert min(found.values()) > 20
     open_store(folder, None).close()
 

@@ -21,7 +21,7 @@ from runtime.transfer.file_ring import StoreRing
 from runtime.transfer.ring import ARRIVED, DAMAGED, FAILED
 from runtime.transfer.thread_ring import ThreadRing, make_arrivals, rings
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.packed import packed, source_of
+from tests.builders.packed import flip_bit, packed, source_of
 from tests.builders.page_cache import uncached_zeros
 from tests.builders.parts import WAIT_SECONDS
 from tests.unit.runtime.transfer.test_rings import ARRIVALS, COMPILED
@@ -134,19 +134,16 @@ def test_store_ring__finds_damage_in_every_chunk(open_kind, arrivals):
     store = open_kind()
     ring = StoreRing(arrivals, store, Arena(store.layouts, 1), num_threads=1)
     ranges = store.layouts[0].chunk_ranges
-    with files_of(store).open("r+b") as opened:
-        file = opened.fileno()
-        for chunk, [(start, _)] in enumerate(ranges):
-            (byte,) = os.pread(file, 1, start + 100)
-            os.pwrite(file, bytes([byte ^ 4]), start + 100)
-            os.fsync(file)
-            ring.submit(chunk, task((0, 0), 0, range(len(ranges))))
-            assert settled(ring, arrivals, 1) == {chunk: FAILED}
-            error = ring.errors[chunk]
-            assert str(error) == str(error_of(store, (0, 0)))
-            assert f"chunk {chunk}) are damaged" in str(error)
-            assert error.fault == Fault.DAMAGED
-            os.pwrite(file, bytes([byte]), start + 100)
+    for chunk, [(start, _)] in enumerate(ranges):
+        bit = 8 * (start + 100) + 2
+        flip_bit(files_of(store), bit)
+        ring.submit(chunk, task((0, 0), 0, range(len(ranges))))
+        assert settled(ring, arrivals, 1) == {chunk: FAILED}
+        error = ring.errors[chunk]
+        assert str(error) == str(error_of(store, (0, 0)))
+        assert f"chunk {chunk}) are damaged" in str(error)
+        assert error.fault == Fault.DAMAGED
+        flip_bit(files_of(store), bit)
     assert ring.close(WAIT_SECONDS)
 
 
@@ -190,26 +187,19 @@ def altered(tmp_path) -> StoredFile:
 
 
 @COMPILED
-def test_store_ring__what_fails_once_arrives_the_slow_way(tmp_path, altered):
+def test_store_ring__what_fails_once_arrives_the_slow_way_unless_it_is_given_up(tmp_path, altered):
     arrivals, arena = rings.Arrivals(), Arena(altered.layouts, 8)
     ring = StoreRing(arrivals, altered, arena, num_threads=1)
+    ring.submit(8, task((0, 0), 0, range(1)))
+    ring.replace_thread(8)
+    assert settled(ring, arrivals, 1) == {8: DAMAGED}
+    assert altered.num_reads == 0
     for expert in range(8):
         ring.submit(expert, task((0, expert), expert, range(1)))
     assert settled(ring, arrivals, 8) == dict.fromkeys(range(8), ARRIVED)
     assert altered.num_reads == 8
     slots = b"".join(bytes(arena.slot(expert)[:1_000].numpy()) for expert in range(8))
     assert slots == (tmp_path / "experts").read_bytes()
-    assert ring.close(WAIT_SECONDS)
-
-
-@COMPILED
-def test_store_ring__what_is_given_up_is_not_read_again(altered):
-    arrivals = rings.Arrivals()
-    ring = StoreRing(arrivals, altered, Arena(altered.layouts, 1), num_threads=1)
-    ring.submit(0, task((0, 0), 0, range(1)))
-    ring.replace_thread(0)
-    assert settled(ring, arrivals, 1) == {0: DAMAGED}
-    assert altered.num_reads == 0
     assert ring.close(WAIT_SECONDS)
 
 
@@ -243,6 +233,19 @@ def test_store_ring__uses_the_page_cache_as_configured(tmp_path, page_cache):
     assert settled(ring, arrivals, 8) == dict.fromkeys(range(8), ARRIVED)
     kept = cached_bytes([file])
     assert kept >= 8_000_000 if page_cache is PageCache.KEEP else kept == 0
+    assert ring.close(WAIT_SECONDS)
+
+
+def test_store_ring__reads_on_the_processors_given(tmp_path, arrivals):
+    (tmp_path / "experts").write_bytes(bytes(8_000))
+    store, cpus = StoredFile(tmp_path / "experts"), frozenset([min(os.sched_getaffinity(0))])
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 1), num_threads=1, cpus=cpus)
+    tasks = Path("/proc/self/task")
+    before = set(tasks.iterdir())
+    ring.submit(0, task((0, 0), 0, range(1)))
+    assert settled(ring, arrivals, 1) == {0: ARRIVED}
+    (thread,) = set(tasks.iterdir()) - before
+    assert os.sched_getaffinity(int(thread.name)) == cpus
     assert ring.close(WAIT_SECONDS)
 
 
@@ -350,13 +353,4 @@ class TestThreadRing:
         expected = set(range(5_000)) - cancelled
         assert settled(ring, arrivals, len(expected)) == dict.fromkeys(expected, ARRIVED)
         assert sorted(seen) == sorted(expected)
-        assert ring.close(WAIT_SECONDS)
-
-    def test_processors__are_those_given(self, arrivals):
-        cpu, found = min(os.sched_getaffinity(0)), []
-        options = {"name": "test", "cpus": frozenset([cpu])}
-        ring = ThreadRing(arrivals, lambda _: found.append(os.sched_getaffinity(0)), **options)
-        ring.submit(0, numbered(0))
-        assert settled(ring, arrivals, 1) == {0: ARRIVED}
-        assert found == [{cpu}]
         assert ring.close(WAIT_SECONDS)

@@ -1,5 +1,6 @@
 """Arenas are mapped in huge pages where the system has them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,18 +9,15 @@ import torch
 from runtime.transfer.arena import HUGE_PAGE_BYTES, use_huge_pages
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+MAPPING = re.compile(r"^(?P<start>\w+)-(?P<end>\w+) .*?^VmFlags:(?P<flags>.*?)$", re.M | re.S)
+"""In `/proc/PID/smaps`."""
 
 
 def read_flags(address: int) -> set[str]:
     """The kernel's flags of the mapping that an address lies in."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first, *rest = line.split()
-        if "-" in first and not first.endswith(":"):
-            start, end = (int(part, 16) for part in first.split("-"))
-            inside = start <= address < end
-        elif inside and first == "VmFlags:":
-            return set(rest)
+    for found in MAPPING.finditer(Path("/proc/self/smaps").read_text()):
+        if int(found["start"], 16) <= address < int(found["end"], 16):
+            return set(found["flags"].split())
     raise AssertionError(f"no mapping of {address:x}")
 
 

@@ -5,8 +5,6 @@ import gc
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +14,13 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from runtime.store.files import BLOCK, DESCRIPTORS, O_DIRECT
+from runtime.config import PageCache
+from runtime.store.files import BLOCK, DESCRIPTORS, FileReader
 from runtime.transfer.file_ring import CHECKED, DROPPED, PART
 from runtime.transfer.ring import ARRIVED, DAMAGED, END_OF_FILE
 from runtime.transfer.thread_ring import QueuedArrivals, rings
 from tests.builders.parts import WAIT_SECONDS, Memory, await_arrivals, statuses
+from tests.builders.processes import run_python
 
 FILE_BYTES = 3_000_001
 CONTENT = random.Random(0).randbytes(FILE_BYTES)
@@ -43,17 +43,13 @@ def descriptors(request, tmp_path: Path):
         pytest.skip("no file system in memory")
     file = folder / f"moecast-{os.getpid()}"
     file.write_bytes(CONTENT)
-    opened, file_status = [os.open(file, os.O_RDONLY)], -1
-    if request.param != "buffered":
-        try:
-            file_status = os.open(file, os.O_RDONLY | O_DIRECT)
-            opened.append(file_status)
-        except OSError:
-            if request.param == "direct":
-                pytest.skip("no direct reads here")
-    yield DESCRIPTORS.pack(opened[0], file_status)
-    for descriptor in opened:
-        os.close(descriptor)
+    page_cache = PageCache.KEEP if request.param == "buffered" else PageCache.BYPASS
+    with FileReader(page_cache=page_cache) as reader:
+        (opened,) = reader.pin([file])
+        if request.param == "direct" and opened.direct is None:
+            pytest.skip("no direct reads here")
+        yield opened.packed
+        reader.unpin([opened])
     file.unlink()
 
 
@@ -196,19 +192,6 @@ class TestFileRing:
         with pytest.raises(TypeError):
             rings.FileRing(object(), 1)
 
-    def test_processors__are_those_given(self, arrivals, memory):
-        cpu = min(os.sched_getaffinity(0))
-        ring = rings.FileRing(arrivals, 1, cpus=frozenset([cpu]))
-        source, tasks = Memory(MEMORY_BYTES), Path("/proc/self/task")
-        before = set(tasks.iterdir())
-        ring.submit(0, True, PART.pack(-1, 0, source.address, 9, memory.address, 0), b"")
-        (thread,) = set(tasks.iterdir()) - before
-        assert os.sched_getaffinity(int(thread.name)) == {cpu}
-        assert ring.close(WAIT_SECONDS)
-        with pytest.raises(RuntimeError, match="closed"):
-            ring.submit(1, True, b"", b"")
-        assert ring.close(0)
-
 
 @COMPILED
 class TestLife:
@@ -304,7 +287,7 @@ for ticket in range(200):
 if not {keeps}:
     del ring, memory, arrivals
 """
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_SECONDS)
+        run_python("-c", code, timeout=WAIT_SECONDS)
 
 
 class TestArrivals:

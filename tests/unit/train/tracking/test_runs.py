@@ -1,7 +1,7 @@
 """A tracked run in W&B and MLflow: its name and mode, its end, its report and its files."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlflow
@@ -43,9 +43,11 @@ def make_config(run_dir: Path, **options) -> TrainConfig:
     return TrainConfig(run_dir=run_dir, **{"logger": ["wandb"], **options})
 
 
-def track(config: TrainConfig, trace: Trace) -> WandbFile:
+def track(config: TrainConfig, trace: Trace, work: Callable = id) -> WandbFile:
+    """Returns what wandb has written; the tracked run does its `work` after the start."""
     with TrackedRun(config) as tracked:
         tracked.start(resolved_settings(config, trace), trace)
+        work(tracked)
     return read_wandb_files(config.run_dir)[-1]
 
 
@@ -86,15 +88,8 @@ def test_wandb__is_offline_only_if_nothing_else_was_said(
 
 
 def test_wandb__a_failed_training_is_a_failed_run(tmp_path: Path, trace: Trace) -> None:
-    config = make_config(tmp_path / "mine")
-
-    def fail() -> None:
-        with TrackedRun(config) as tracked:
-            tracked.start(resolved_settings(config, trace), trace)
-            raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        fail()
+        track(make_config(tmp_path / "mine"), trace, lambda _: 1 / 0)
     (file,) = read_wandb_files(tmp_path / "mine")
     assert file.exit_code == 1
 
@@ -142,9 +137,8 @@ def test_report__is_logged_in_the_run_of_the_training(tmp_path: Path, trace: Tra
     config = make_config(tmp_path / "mine", logger=["wandb", "mlflow"])
     page = HtmlReport("Title")
     page.add("Curve", Table.of(["x", "y"], [[0, None]]), lambda figure, _: figure.subplots())
-    with TrackedRun(config) as tracked:
-        tracked.start(resolved_settings(config, trace), trace)
-        tracked.log_report(page, page.write(tmp_path / "mine" / "report"))
+    folder = tmp_path / "mine" / "report"
+    track(config, trace, lambda tracked: tracked.log_report(page, page.write(folder)))
     (file,) = read_wandb_files(tmp_path / "mine")
     (row,) = [row for row in file.history if "report/page" in row]
     assert row["report/page"]["_type"] == "html-file"

@@ -24,7 +24,7 @@ from runtime.hf.loading import load_plain
 from runtime.presets import load_system
 from tests.builders.families.build import save_family
 from tests.builders.models import plain_eager
-from tests.builders.served import serve, serving
+from tests.builders.served import serving
 
 KLOTSKI = load_system("klotski")
 
@@ -60,14 +60,10 @@ def alone(model, batches, caches=None, temperature=0.0, seed=0):
 
 
 def together(model, batches, *, n=3, caches=None, **options):
-    found, taken = {}, record_logits(model)
-
-    def emit(result):
-        assert result.id not in found
-        found[result.id] = result.tokens, result.finish_reason
-
-    caches = caches or kv_caches.KVCacheFactory()
-    ran = run_micro_batches(model, batches, n=n, caches=caches, emit=emit, **options)
+    results, taken, caches = [], record_logits(model), caches or kv_caches.KVCacheFactory()
+    ran = run_micro_batches(model, batches, n=n, caches=caches, emit=results.append, **options)
+    found = {one.id: (one.tokens, one.finish_reason) for one in results}
+    assert len(found) == len(results)
     return found, taken(), ran
 
 
@@ -142,12 +138,11 @@ def test_run_batches__rows_end_at_the_end_token_and_are_reported(folder):
 def test_run_batches__caches_with_a_budget_change_no_bit(folder, layers_inside):
     batches = make_batches(prompts_of(9), 2)
     expected = alone(plain_eager(folder), batches)
-    model = serve(folder, budget="25%", system=KLOTSKI)
     # 2 rows, 2 heads of 8, keys and values, float32; 13 + 6 tokens at most.
     budget = (3 + layers_inside) * 2 * 2 * 8 * 2 * 4 * 19
-    room = KVCacheManager(budget, kv_caches.make_offload_factory(Offload.DISK, model.device))
-    caches = kv_caches.budgeted_caches(model, room)
-    with model.moecast:
+    with serving(folder, budget="25%", system=KLOTSKI) as model:
+        room = KVCacheManager(budget, kv_caches.make_offload_factory(Offload.DISK, model.device))
+        caches = kv_caches.budgeted_caches(model, room)
         found, logits, _ = together(model, batches, caches=caches)
     caches.close()
     assert (found, logits) == expected

@@ -11,59 +11,23 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from runtime.config import Exact, SystemConfig
 from runtime.errors import TransferError
 from runtime.generation.lockstep.group import LockstepGroup
-from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.hf.loading import load_plain
 from runtime.hf.row_block import NUM_ROWS, SMALL_BLOCK_ROWS, BlockCacheLayer
 from runtime.hf.sharing import choose_heights, find_row_dependence, set_shared_reference
 from tests.builders.families.build import save_family
+from tests.builders.lockstep import PROMPTS, answer, answer_together, assert_equal, results_of, run
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog, small_spec
 from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers, serving
 
 NUM_CLIENTS = NUM_ROWS + 1
 """More than one block has room for."""
-ANSWER_TOKENS = 5
-"""So many that all clients are there when the first has its last."""
 SHARING = ("qwen2_moe", "dots1", "mixtral", "olmoe", "qwen3_moe", "glm4_moe", "gemma4")
 """Families with and without shared experts, biased routers, grouped queries, and windows."""
 
 
-def prompts() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    lengths = (5, 1, 9, 3, 12, 7, 2, 8, 4)[:NUM_CLIENTS]
-    return [torch.randint(2, 60, (1, length), generator=generator) for length in lengths]
-
-
-def answer(model, tokens: torch.Tensor, **options) -> torch.Tensor:
-    """Return the logits of each new token; greedy tokens follow from them."""
-    options = {"max_new_tokens": ANSWER_TOKENS, "do_sample": False, "pad_token_id": 0, **options}
-    logits = {"output_logits": True, "return_dict_in_generate": True}
-    output = model.generate(tokens, attention_mask=torch.ones_like(tokens), **logits, **options)
-    return torch.stack(output.logits)
-
-
-def run(group: LockstepGroup) -> None:
-    while group.sequences:
-        group.step()
-
-
-def answer_together(model, asked: list[torch.Tensor], **options) -> list[SequenceTask]:
-    with LockstepGroup(model) as group:
-        tasks = [group.start(partial(answer, model, tokens, **options)) for tokens in asked]
-        run(group)
-    return tasks
-
-
 def answer_alone(model, tokens: torch.Tensor, **options) -> torch.Tensor:
-    (task,) = answer_together(model, [tokens], **options)
-    assert task.error is None
-    return task.result
-
-
-def assert_equal(tasks: list[SequenceTask], expected: list[torch.Tensor]) -> None:
-    assert [task.error for task in tasks] == [None] * len(tasks)
-    equal = [torch.equal(t.result, e) for t, e in zip(tasks, expected, strict=True)]
-    assert equal == [True] * len(tasks)
+    return answer_together(model, [tokens], **options)[0]
 
 
 CASES = [
@@ -77,18 +41,18 @@ def test_block__is_what_transformers_computes_for_a_batch_of_copies(tmp_path, na
     folder = save_family(tmp_path, name, dtype=getattr(torch, dtype))
     plain = load_plain(folder, dtype=getattr(torch, dtype))
     assert set_shared_reference(plain) is Exact.SHARED
-    expected = [answer(plain, tokens) for tokens in prompts()]
+    expected = [answer(plain, tokens) for tokens in PROMPTS]
     options = {"budget": "50%", "system": SystemConfig(), "exact": Exact.SHARED}
     with serving(folder, **options) as model, LockstepGroup(model) as group:
         assert model.moecast.exact is Exact.SHARED
         tasks = []
-        for number, tokens in enumerate(prompts()):  # two join, then there is a step
+        for number, tokens in enumerate(PROMPTS):  # two join, then there is a step
             tasks.append(group.start(partial(answer, model, tokens)))
             if number % 2:
                 group.step()
         assert len(group.sequences) == NUM_CLIENTS
         run(group)
-        assert_equal(tasks, expected)
+        assert_equal(results_of(tasks), expected)
 
 
 def test_block__has_the_bits_of_copies_with_several_threads_too(tmp_path):
@@ -97,9 +61,9 @@ def test_block__has_the_bits_of_copies_with_several_threads_too(tmp_path):
     plain = load_plain(folder, dtype=torch.float32)
     torch.set_num_threads(2)
     set_shared_reference(plain)
-    expected = [answer(plain, tokens, max_new_tokens=2) for tokens in prompts()[2:4]]
+    expected = [answer(plain, tokens, max_new_tokens=2) for tokens in PROMPTS[2:4]]
     with serving(folder, budget="100%", exact=Exact.SHARED) as model:
-        assert_equal(answer_together(model, prompts()[2:4], max_new_tokens=2), expected)
+        assert_equal(answer_together(model, PROMPTS[2:4], max_new_tokens=2), expected)
         assert torch.get_num_threads() == 2
 
 
@@ -108,10 +72,10 @@ def test_block__companions_change_no_bit(tmp_path, num_clients):
     """They begin, end and are cancelled at different steps, with prompts of different lengths."""
     model = serve(tiny_qwen2_moe(tmp_path), budget="40%", exact=Exact.SHARED)
     lengths = [{"max_new_tokens": 4 + 2 * (number % 4)} for number in range(num_clients)]
-    asked = list(zip(prompts()[:num_clients], lengths, strict=True))
+    asked = list(zip(PROMPTS[:num_clients], lengths, strict=True))
     expected = [answer_alone(model, tokens, **length) for tokens, length in asked]
     with model.moecast, LockstepGroup(model) as group:
-        leaving, tasks = group.start(partial(answer, model, prompts()[4])), []
+        leaving, tasks = group.start(partial(answer, model, PROMPTS[4])), []
         for tokens, length in asked:
             tasks.insert(0, group.start(partial(answer, model, tokens, **length)))
             if len(tasks) % 2 == 0:
@@ -119,7 +83,7 @@ def test_block__companions_change_no_bit(tmp_path, num_clients):
             if len(tasks) == 2:
                 group.cancel(leaving)
         run(group)
-        assert_equal(tasks[::-1], expected)
+        assert_equal(results_of(tasks[::-1]), expected)
 
 
 @pytest.mark.parametrize("num_clients", [1, 3])
@@ -128,11 +92,11 @@ def test_block__predictors_see_the_sequences_and_no_spare_row(tmp_path, num_clie
     options = {"budget": "40%", "exact": Exact.SHARED, "predictor": watching}
     with serving(tiny_qwen2_moe(tmp_path), **options) as model:
         watching.steps.clear()
-        answer_together(model, [torch.tensor([[5]])] * num_clients)
+        answer_together(model, [torch.tensor([[5]])] * num_clients, max_new_tokens=5)
         assert {len(rows) for step in watching.steps for _, _, rows in step} == {num_clients}
         first, *later = (step[1][2].tolist() for step in watching.steps)
         assert len(set(first)) == num_clients
-        assert later == [first] * (ANSWER_TOKENS - 1)
+        assert later == [first] * 4
 
 
 @pytest.mark.parametrize("exact", [Exact.EAGER, Exact.SHARED])
@@ -150,7 +114,7 @@ def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
     system = SystemConfig(prefetch=False, drop_used=True)
     options = {"budget": "30%", "system": system, "exact": exact}
     model = serve_with_transfers(folder, monkeypatch, before_transfers(fail), **options)
-    single = [tokens[:, :1] for tokens in prompts()[:4]]
+    single = [tokens[:, :1] for tokens in PROMPTS[:4]]
     with model.moecast:
         expected, chosen = [], []
         for tokens in single:
@@ -166,7 +130,7 @@ def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
             run(group)
         assert isinstance(tasks.pop(victim).error, TransferError)
         failed = expected.pop(victim)
-        assert_equal(tasks, expected)
+        assert_equal(results_of(tasks), expected)
         broken.clear()
         assert torch.equal(answer_alone(model, single[victim]), failed)
         assert count_pins(model.moecast.engine) == 0
@@ -199,7 +163,7 @@ NOT_SHARED = [
 @pytest.mark.parametrize(("name", "reason"), NOT_SHARED)
 def test_sharing__falls_back_to_eager_and_says_why(tmp_path, caplog, name, reason):
     folder = save_family(tmp_path, name)
-    tokens = prompts()[2]
+    tokens = PROMPTS[2]
     expected = answer(load_plain(folder, dtype=torch.float32), tokens)
     with caplog.at_level(logging.WARNING):
         model = serve(folder, budget="100%", exact=Exact.SHARED)

@@ -16,25 +16,18 @@ from transformers import DynamicCache
 from runtime.config import SystemConfig
 from runtime.errors import GroupError, TransferError
 from runtime.generation.lockstep.group import LockstepGroup
+from tests.builders import lockstep, served
+from tests.builders.lockstep import answer, answer_together, assert_equal, results_of, run
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog, small_spec
-from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers, settle
-from tests.unit.runtime.generation.lockstep.test_blocks import (
-    ANSWER_TOKENS,
-    answer,
-    answer_together,
-    assert_equal,
-    prompts,
-    run,
-)
+from tests.builders.served import before_transfers, count_pins, serve
 
-PROMPTS = prompts()[:4]
+PROMPTS = lockstep.PROMPTS[:4]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    model = serve(tiny_qwen2_moe(tmp_path_factory.mktemp("model")), budget="30%")
-    with model.moecast:
+def model(folder):
+    with served.serving(folder, budget="30%") as model:
         yield model
 
 
@@ -58,7 +51,7 @@ def test_group__members_give_what_they_give_alone(tmp_path, name, budget):
             sequences.append(group.start(partial(answer, model, tokens)))
             group.step()
         run(group)
-        assert_equal(sequences, expected)
+        assert_equal(results_of(sequences), expected)
         assert count_pins(model.moecast.engine) == 0
 
 
@@ -72,7 +65,7 @@ def test_group__early_requests_leave_an_earlier_layer_its_slots(tmp_path):
         assert [list(batch) for batch in engine.ready(0, [0])] == [[0]]
         engine.partly_routed(1, np.arange(slots + 2).reshape(1, -1))
         entries = engine.cache.top.cache.entries
-        settle(engine)
+        served.settle(engine)
         assert len(entries) == slots
         assert all(entry.pins for entry in entries.values())
         assert [list(batch) for batch in engine.ready(0, [1])] == [[1]]
@@ -82,21 +75,18 @@ def test_group__early_requests_leave_an_earlier_layer_its_slots(tmp_path):
         assert count_pins(engine) == 0
 
 
-def test_group__predictors_are_shown_one_step_of_all(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path, num_layers=3)
-    spec = small_spec(num_layers=3, num_experts=8, top_k=2, hidden_size=32)
+def test_group__predictors_are_shown_one_step_of_all(folder):
+    spec = small_spec(num_layers=3, num_experts=12, top_k=2, hidden_size=32)
     alone = []
     for tokens in PROMPTS:
         predictor = SignalLog(spec)
-        model = serve(folder, budget="60%", predictor=predictor)
-        with model.moecast:
+        with served.serving(folder, budget="60%", predictor=predictor) as model:
             answer(model, tokens)
         alone.append(predictor.steps)
     together = SignalLog(spec)
-    model = serve(folder, budget="60%", predictor=together)
-    with model.moecast:
+    with served.serving(folder, budget="60%", predictor=together) as model:
         answer_together(model, PROMPTS)
-    assert len(together.steps) == ANSWER_TOKENS
+    assert len(together.steps) == lockstep.ANSWER_TOKENS
     for number, step in enumerate(together.steps):
         parts = [steps[number] for steps in alone]
         assert [event[:2] for event in step] == [event[:2] for event in parts[0]]
@@ -117,7 +107,7 @@ def test_group__an_expert_is_read_once_for_all(tmp_path, monkeypatch):
     system = SystemConfig(drop_used=True, prefetch=False)
     folder = tiny_qwen2_moe(tmp_path, num_experts=16, top_k=4)
     counting = before_transfers(count)
-    model = serve_with_transfers(folder, monkeypatch, counting, budget="30%", system=system)
+    model = served.serve_with_transfers(folder, monkeypatch, counting, budget="30%", system=system)
     with model.moecast, LockstepGroup(model) as group:
         for tokens in PROMPTS * 3:
             group.start(partial(answer, model, tokens))
@@ -136,11 +126,7 @@ def test_group__draws_are_those_of_the_seed(model):
         expected.append(answer(model, tokens, **sampling))
     torch.manual_seed(99)
     outside = torch.get_rng_state()
-    with LockstepGroup(model) as group:
-        drawing = [partial(answer, model, tokens, **sampling) for tokens in PROMPTS]
-        sequences = [group.start(draw, seed=seed) for seed, draw in enumerate(drawing)]
-        run(group)
-    assert_equal(sequences, expected)
+    assert_equal(answer_together(model, PROMPTS, **sampling), expected)
     assert torch.equal(torch.get_rng_state(), outside)
 
 
@@ -169,10 +155,6 @@ def test_group__one_that_is_cancelled_or_fails_leaves_the_others_as_they_are(mod
         assert count_pins(model.moecast.engine) == 0
 
 
-class Held:
-    """Something large that a generation works with."""
-
-
 @pytest.fixture
 def no_search_for_cycles():
     gc.collect()
@@ -185,14 +167,14 @@ def no_search_for_cycles():
 def test_group__what_a_member_held_is_free_when_it_has_ended(model, no_search_for_cycles, end):
     """At once: Python looks for cycles rarely, and caches of keys and values are large."""
 
-    def work(held: Held):
+    def work(held):
         mine = held
         answer(model, PROMPTS[2])
         if end == "in an error":
             raise ValueError(mine)
 
     with LockstepGroup(model) as group:
-        held = Held()
+        held = torch.zeros(1)  # stands for something large
         freed = weakref.ref(held)
         sequence = group.start(partial(work, held), seed=1)
         del held
@@ -210,15 +192,16 @@ def test_group__what_a_member_held_is_free_when_it_has_ended(model, no_search_fo
         assert ended() is freed() is None
 
 
-def test_group__caches_are_free_when_a_read_has_failed(tmp_path, monkeypatch, no_search_for_cycles):
+def test_group__caches_are_free_when_a_read_has_failed(folder, monkeypatch, no_search_for_cycles):
     before_each = Mock()
 
     def caches() -> int:
         return sum(type(one) is DynamicCache for one in gc.get_objects())
 
-    folder = tiny_qwen2_moe(tmp_path)
     options = {"budget": "30%", "system": SystemConfig(prefetch=False)}
-    model = serve_with_transfers(folder, monkeypatch, before_transfers(before_each), **options)
+    model = served.serve_with_transfers(
+        folder, monkeypatch, before_transfers(before_each), **options
+    )
     with model.moecast, LockstepGroup(model) as group:
         before = caches()
         sequences = [group.start(partial(answer, model, tokens)) for tokens in PROMPTS]
@@ -259,7 +242,7 @@ def test_group__others_use_the_model_meanwhile(model):
         found = pool.submit(answer, model, PROMPTS[3])
         run(group)
         assert torch.equal(found.result(), expected[3])
-        assert_equal(sequences, expected)
+        assert_equal(results_of(sequences), expected)
 
 
 def test_group__what_cannot_be_is_refused(model):

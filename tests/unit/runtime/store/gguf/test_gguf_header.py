@@ -10,6 +10,7 @@ from runtime.errors import CheckpointError
 from runtime.store.gguf import header as header_module
 from runtime.store.gguf.header import check_gguf, read_header
 from tests.builders.gguf_files import FILES, gguf_file
+from tests.builders.gguf_files.parts import write_files
 from tests.builders.processes import run_python
 
 SMALL = gguf_file("qwen2moe-Q4_0")
@@ -127,10 +128,7 @@ def write(path, architecture: str, tensors: dict[str, Kind], *, parts: int = 1):
     for name, kind in tensors.items():
         shape = (2, 32, gguf.GGML_QUANT_SIZES[kind][1])
         writer.add_tensor(name, np.zeros(shape, dtype=np.uint8), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_files(writer)
     return path
 
 

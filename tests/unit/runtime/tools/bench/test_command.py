@@ -18,7 +18,6 @@ from runtime.tools.bench.bound import simulate_conditions
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.tasks import BenchRequest, RequestsTask
 from runtime.tools.verify import reference
-from tests.builders.models import tiny_qwen2_moe
 from tests.builders.outcomes import outcome
 from tests.builders.packed import packed
 
@@ -28,13 +27,12 @@ SKIPPING = SystemConfig(name="skipping", predictor="skip")
 TRAINED = SystemConfig(name="trained", predictor="mlp")
 
 
-def test_bench__continues_after_a_failed_variant_and_forces_routing(tmp_path, capsys):
-    folder = tiny_qwen2_moe(tmp_path / "model")
+def test_bench__continues_after_a_failed_variant_and_forces_routing(tiny, tmp_path, capsys):
     # The same two experts for every token of a layer: after the warm-up, nothing is missing.
     lines = [{"layer": layer, "experts": [layer, 5]} for layer in range(2)]
     log = tmp_path / "log.jsonl"
     log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    model, systems = ModelConfig(name="tiny", id=str(folder)), [COUNTING, SKIPPING, TRAINED, ORACLE]
+    model, systems = ModelConfig(name="tiny", id=str(tiny)), [COUNTING, SKIPPING, TRAINED, ORACLE]
     options = {"budget": ["50%"], "max_new_tokens": 3, "warm_up_tokens": 2, "verify": True}
     options |= {"routing": log, "run_dir": tmp_path / "run"}
     config = BenchConfig(model=model, system=systems, **options)
@@ -90,23 +88,21 @@ def test_bench__bad_input_is_one_line_and_exit_code_2(argument, said, capsys, tm
 
 
 def test_bench__systems_that_know_the_future_are_left_out_on_an_accelerator(
-    tmp_path, monkeypatch, capsys
+    tiny, monkeypatch, capsys
 ):
-    folder = tiny_qwen2_moe(tmp_path)
     monkeypatch.setattr(bench, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(bench, "run_rounds", lambda *_, **__: [outcome("on-demand")])
     monkeypatch.setattr(bench, "simulate", None)
-    results = run(BenchConfig(model=ModelConfig(name="tiny", id=str(folder)), system=[ORACLE]))
+    results = run(BenchConfig(model=ModelConfig(name="tiny", id=str(tiny)), system=[ORACLE]))
     assert [row["system"] for row in results["rows"]] == ["on-demand"]
     assert results["measured"] is None
     assert "on a CPU, and runs compute on cuda" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("quantise", [Quantise.INT8, Quantise.HQQ])
-def test_simulate_conditions__is_of_the_store_that_runs_read(tmp_path, quantise):
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    store = packed(folder, tmp_path / "store", coding=choose_coding(quantise, 16))
-    given = {"model": ModelConfig(name="tiny", id=str(folder)), "store": StoreConfig(path=store)}
+def test_simulate_conditions__is_of_the_store_that_runs_read(tiny, tmp_path, quantise):
+    store = packed(tiny, tmp_path / "store", coding=choose_coding(quantise, 16))
+    given = {"model": ModelConfig(name="tiny", id=str(tiny)), "store": StoreConfig(path=store)}
     config = BenchConfig(system=[ORACLE], budget=["50%"], **given)
     request = BenchRequest(prompts=((5, 6, 7),), new_tokens=2, is_measured=True)
     found = simulate_conditions(RequestsTask(config=config, requests={1: [request]}))
@@ -117,10 +113,10 @@ def test_simulate_conditions__is_of_the_store_that_runs_read(tmp_path, quantise)
     assert found["hardware"]["chunk_bytes"] != (6144,)  # those of the checkpoint
 
 
-def test_bench__refuses_plain_transformers_that_do_not_fit(tmp_path, monkeypatch):
+def test_bench__refuses_plain_transformers_that_do_not_fit(tiny, monkeypatch):
     monkeypatch.setattr(reference, "available_memory_bytes", lambda: 2**20)
     monkeypatch.setattr(bench, "run_rounds", None)
-    model = ModelConfig(name="tiny", id=str(tiny_qwen2_moe(tmp_path / "model")))
+    model = ModelConfig(name="tiny", id=str(tiny))
     with pytest.raises(bench.MoecastError, match="plain Transformers needs.*verify=true"):
         run(BenchConfig(model=model, system=[SKIPPING], verify=True))
 

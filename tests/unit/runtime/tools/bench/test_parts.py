@@ -21,7 +21,6 @@ from runtime.tools.bench.rows import BenchRow, compare_simulated, make_rows, pri
 from runtime.tools.bench.serve import with_counts
 from runtime.tools.child_process import ChildFailure, describe_exit, run_in_child
 from tests.builders.entries import tiny_spec
-from tests.builders.models import tiny_qwen2_moe
 from tests.builders.outcomes import ZERO, made_run, outcome
 from zoo.entry import write_entry
 
@@ -49,8 +48,8 @@ def test_ablation__is_promoe_without_each_technique():
     assert {one.predictor for one in live[1:]} == {"mlp"}
 
 
-def test_static__holds_what_the_zoo_s_popularity_names(tmp_path):
-    model = ModelConfig(name="tiny", id=str(tiny_qwen2_moe(tmp_path / "model")))
+def test_static__holds_what_the_zoo_s_popularity_names(tiny, tmp_path):
+    model = ModelConfig(name="tiny", id=str(tiny))
     static = SystemConfig(name="static", prefetch=False, eviction="static")
     assert with_counts(static, model, None) == static
     shares_LE = np.linspace(0, 1, 16, dtype=np.float32).reshape(2, 8)
@@ -70,13 +69,13 @@ def test_requests__take_the_prompts_in_turn_and_warm_up_first():
     assert [one.is_measured for one in tasks.batch_prompts([[1]], 1, config)] == [True]
 
 
-def test_requests__longer_than_the_context_are_refused(tmp_path):
+def test_requests__longer_than_the_context_are_refused(tiny):
     config = BenchConfig(system=[LFU], max_new_tokens=100_000)
     with pytest.raises(MoecastError, match="lower max_new_tokens"):
-        tasks.make_requests(config, tiny_qwen2_moe(tmp_path))
+        tasks.make_requests(config, tiny)
 
 
-def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path, monkeypatch):
+def test_rounds__take_all_arms_in_turns_and_leave_out_what_failed(tiny, tmp_path, monkeypatch):
     asked = []
 
     def run_in_child(_function, task, _folder, **_):
@@ -86,7 +85,7 @@ def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path
     monkeypatch.setattr(tasks, "run_in_child", run_in_child)
     config, done = BenchConfig(system=[LFU], budget=["10%", "20%"]), []
     requests = {1: tasks.batch_prompts([[1]], 1, config)}
-    options = {"folder": tiny_qwen2_moe(tmp_path / "model"), "scratch": tmp_path}
+    options = {"folder": tiny, "scratch": tmp_path}
     cases = tasks.live_cases(config)
     outcomes = tasks.run_rounds(config, cases, requests, **options, advance=done.append)
     once = [("on-demand", "10%"), ("lfu", "10%"), ("on-demand", "20%"), ("lfu", "20%")]
@@ -95,7 +94,7 @@ def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path
     assert outcomes[3].failed == "no room"
 
 
-def test_run_rounds__drop_the_pages_of_a_store_below_the_home_folder(tmp_path, monkeypatch):
+def test_run_rounds__drop_the_pages_of_a_store_below_the_home_folder(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "experts").touch()
@@ -103,7 +102,7 @@ def test_run_rounds__drop_the_pages_of_a_store_below_the_home_folder(tmp_path, m
     monkeypatch.setattr(tasks, "drop", dropped.append)
     monkeypatch.setattr(tasks, "run_in_child", lambda *_, **__: ChildFailure("no room"))
     config = BenchConfig(system=[LFU], store=StoreConfig(path=Path("~/store")))
-    options = {"folder": tiny_qwen2_moe(tmp_path / "model"), "scratch": tmp_path}
+    options = {"folder": tiny, "scratch": tmp_path}
     tasks.run_rounds(config, tasks.live_cases(config), {1: []}, **options, advance=lambda _: None)
     assert tmp_path / "store" / "experts" in dropped
 

@@ -4,12 +4,11 @@ import torch
 
 from runtime.engine.monitor import EngineMonitor
 from runtime.tools.bench.serve import wait_for_links
-from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serving
 
 
-def test_links__that_fill_memory_in_idle_time_are_awaited(tmp_path) -> None:
-    with serving(tiny_qwen2_moe(tmp_path), budget="100%", predictor="skip") as model:
+def test_links__that_fill_memory_in_idle_time_are_awaited(tiny) -> None:
+    with serving(tiny, budget="100%", predictor="skip") as model:
         model.generate(torch.arange(1, 4)[None], max_new_tokens=2, do_sample=False, pad_token_id=0)
         wait_for_links(model.moecast.engine)
         (tier,) = EngineMonitor(model.moecast.engine).snapshot().tiers
@@ -19,7 +18,7 @@ def test_links__that_fill_memory_in_idle_time_are_awaited(tmp_path) -> None:
     assert (tier.num_used, tier.num_in_flight) == (tier.num_slots, 0)
 
 
-def test_links__at_rest_are_not_waited_for(tmp_path) -> None:
-    with serving(tiny_qwen2_moe(tmp_path), system="on-demand", budget="50%") as model:
+def test_links__at_rest_are_not_waited_for(tiny) -> None:
+    with serving(tiny, system="on-demand", budget="50%") as model:
         wait_for_links(model.moecast.engine)
         assert model.moecast.stats()["bytes_moved"] == 0

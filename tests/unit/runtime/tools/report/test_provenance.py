@@ -28,16 +28,22 @@ def test_read__is_none_without_a_record(tmp_path, content: str | None) -> None:
     assert provenance.read_provenance(tmp_path) is None
 
 
+KINDS = "other_kinds={chat: /data/chat,code: runs/code}"
+ZOOS = "zoo=[s3://a/b,hf://c/d]"
 SPELT = [
-    ("train-reuse", "python -m train reuse x=1"),
-    ("train.evaluate", "python -m train.evaluate x=1"),
-    ("moecast-bench", "moecast bench x=1"),
+    ("train-reuse", ["x=1"], "python -m train reuse x=1"),
+    ("train.evaluate", ["x=1"], "python -m train.evaluate x=1"),
+    ("moecast-bench", ["x=1"], "moecast bench x=1"),
+    # Only the last part of paths.
+    ("moecast-train", ["trace=/data/traces/mine", "a=[/x/y]"], "moecast train trace=mine a=[y]"),
+    ("moecast-train", [KINDS], "moecast train other_kinds={chat: chat,code: runs/code}"),
+    ("zoo", [ZOOS], f"python -m zoo {ZOOS}"),
 ]
 
 
-@pytest.mark.parametrize(("label", "spelt"), SPELT)
-def test_spell__is_the_command_as_typed(label: str, spelt: str) -> None:
-    assert provenance.spell_command(label, ["x=1"]) == spelt
+@pytest.mark.parametrize(("label", "given", "spelt"), SPELT)
+def test_spell__is_the_command_as_typed(label: str, given: list[str], spelt: str) -> None:
+    assert provenance.spell_command(label, given) == spelt
 
 
 def test_line__leaves_out_what_is_not_known_and_cuts_long_commands() -> None:
@@ -61,12 +67,3 @@ def test_figures__have_title_and_origin(tmp_path) -> None:
     assert drawn[0].get_suptitle() == "A curve"
     assert drawn[0].get_supxlabel() == "moecast bench · seed 1"
     assert "<code>moecast bench · seed 1</code>" in page.write(tmp_path).read_text()
-
-
-def test_command__has_only_the_last_part_of_paths() -> None:
-    kinds = "other_kinds={chat: /data/chat,code: runs/code}"
-    given = ["trace=/data/traces/mine", kinds, "a=[/x/y]"]
-    spelt = provenance.spell_command("moecast-train", given)
-    assert spelt == "moecast train trace=mine other_kinds={chat: chat,code: runs/code} a=[y]"
-    zoos = "zoo=[s3://a/b,hf://c/d]"
-    assert provenance.spell_command("zoo", [zoos]) == f"python -m zoo {zoos}"

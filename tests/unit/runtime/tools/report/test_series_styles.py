@@ -1,7 +1,6 @@
 """Styles: every name has one, no two of a table look alike, with any colour vision."""
 
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +8,11 @@ from matplotlib.lines import Line2D
 
 from predictors.registry import KINDS
 from runtime.policy.eviction.registry import EVICTIONS
+from runtime.presets import choice_names
 from runtime.tools.report.series_styles import HUES, STYLES, line_style, series_style
 
 VARIANTS = ("-one-by-one", "-at-once")
-NAMES = [path.stem for path in Path("configs/system").glob("*.yaml")]
-SYSTEMS = [name for name in NAMES if not name.endswith(VARIANTS)]
+SYSTEMS = [name for name in choice_names("system") if not name.endswith(VARIANTS)]
 NO_OWN_HUE = {"first-layers", "regret"}
 """Eviction policies that no figure compares, or that have the hue of the one that they replace
 (`reuse`) with another marker and dashes."""
