@@ -44,6 +44,8 @@ HALF = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_
 SIZES_PER_OCTAVE = 8
 """Numbers of rows from one to its double: the rows added take some 2 % of a product's time."""
 LEAST_ROUNDED = 2 * SIZES_PER_OCTAVE
+MOST_WEIGHTS = 1 << 25
+"""Larger matrices, such as those of a vocabulary, are few, and a copy to compare bits is large."""
 TRIED_SIZES = (17, 33, 65, 129)
 """Numbers of rows on which bits are compared with those of the next size."""
 
@@ -157,6 +159,7 @@ def _multiply_rounded(x_MK: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
     size = round_up(len(x_MK))
     if (
         size == len(x_MK)
+        or weight.numel() > MOST_WEIGHTS
         or weight.dtype is not x_MK.dtype
         or not weight.is_contiguous()
         or weight.shape[1:] != x_MK.shape[1:]
@@ -164,7 +167,9 @@ def _multiply_rounded(x_MK: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
         or not (torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available())
         or not getattr(torch.ops.mkldnn, HALF[x_MK.dtype])()
         or torch.cpu._is_amx_tile_supported()
-        or not _ignores_added_rows(*weight.shape, x_MK.dtype, bias is not None)
+        or not _ignores_added_rows(
+            *weight.shape, x_MK.dtype, bias is not None, torch.get_num_threads()
+        )
     ):
         return None
     return _multiply_with(size, x_MK, weight, bias)
@@ -176,9 +181,14 @@ def _multiply_with(size: int, x_MK: Tensor, weight: Tensor, bias: Tensor | None)
 
 @cache
 def _ignores_added_rows(
-    num_rows: int, num_columns: int, dtype: torch.dtype, has_bias: bool
+    num_rows: int, num_columns: int, dtype: torch.dtype, has_bias: bool, num_threads: int
 ) -> bool:
-    """Compare products of a matrix `(num_rows, num_columns)` with and without rows of zeros."""
+    """Compare products of a matrix `(num_rows, num_columns)` with and without rows of zeros.
+
+    Args:
+        num_threads: PyTorch's; a part of the key, as the order of sums may depend on it.
+    """
+    assert num_threads == torch.get_num_threads()
     x_2K, rows_2NK = _draw_telling(num_columns, dtype)
     times = -(-num_rows // (2 * TRIED_ROWS))
     weight = rows_2NK.flatten(0, 1).repeat(times, 1)[-num_rows:]

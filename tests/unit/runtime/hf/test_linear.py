@@ -141,6 +141,9 @@ def test_linear__rounds_rows_where_onednn_compiles_and_bits_stay(ignores, monkey
     torch.backends.mkldnn.enabled = True
     assert sizes_of(70) == [72 if ignores else 70]
     assert sizes_of(16) == [16]
+    with monkeypatch.context() as patch:
+        patch.setattr(products, "MOST_WEIGHTS", weight.numel() - 1)
+        assert sizes_of(70) == [70]
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert sizes_of(70) == [70]
 
@@ -152,7 +155,8 @@ def test_ignores_added_rows__sees_sums_in_another_order(monkeypatch):
     torch.backends.mkldnn.enabled = True
     monkeypatch.setattr(products, "_multiply_with", multiply_backwards)
     products._ignores_added_rows.cache_clear()
-    assert not products._ignores_added_rows(96, 768, torch.bfloat16, False)
+    threads = torch.get_num_threads()
+    assert not products._ignores_added_rows(96, 768, torch.bfloat16, False, threads)
     products._ignores_added_rows.cache_clear()
 
 
