@@ -143,7 +143,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x_MK = x.reshape(-1, num_columns)
         if len(x_MK) == 1:
             y_MN = multiply_rows(x_MK, (weight,), bias)
-        elif len(x_MK) > LEAST_ROUNDED:
+        # Of a transposed `x`, PyTorch sums in another order than of a copy.
+        elif len(x_MK) > LEAST_ROUNDED and x.is_contiguous():
             y_MN = _multiply_rounded(x_MK, weight, bias)
     return F.linear(x, weight, bias) if y_MN is None else y_MN.view(*x.shape[:-1], len(weight))
 

@@ -119,6 +119,14 @@ def test_linear__of_several_rows_has_the_bits_of_pytorch(shape, dtype, has_bias)
         assert bits(linear(x, weight, bias)) == bits(F.linear(x, weight, bias))
 
 
+@pytest.mark.parametrize("shape", [(60, 1984), (768, 2048)])
+def test_linear__of_a_transposed_input_has_the_bits_of_pytorch(shape, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    weight, x = draw(*shape), draw(shape[1], 33, seed=1).t()
+    weight[:, 5], x[:, 5], x[:, 700] = weight[:, 700], 2.0**30, -(2.0**30)
+    assert bits(linear(x, weight)) == bits(F.linear(x, weight))
+
+
 @pytest.mark.parametrize("ignores", [True, False])
 def test_linear__rounds_rows_where_onednn_compiles_and_bits_stay(ignores, monkeypatch):
     weight, sizes = draw(48, 64), []
