@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
 from runtime.accelerator import host_copy, send
-from runtime.hf.linear import HALF, linear, multiply_rows
+from runtime.hf.linear import SINGLE_ROWS, linear, multiply_rows
 from runtime.hf.quantised_experts import compute_quantised
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 
@@ -113,11 +113,9 @@ def compute_expert(module: nn.Module, weights: ExpertWeights, hidden_ND: Tensor)
     if there != home:
         hidden_ND = hidden_ND.to(there)
 
-    multiply = linear if hidden_ND.dtype in HALF else F.linear
-
     def project(x: Tensor, name: str) -> Tensor:
         weight = weights[name]
-        x = x @ weight if module.is_transposed else multiply(x, weight)
+        x = x @ weight if module.is_transposed else linear(x, weight)
         return x + weights[f"{name}_bias"] if module.has_bias else x
 
     if module.has_gate:
@@ -227,7 +225,7 @@ def _compute_one_token(
     parts: dict[int, Tensor] = {}
     for batch in batches:
         outputs = None
-        if hidden_ND.dtype is torch.bfloat16:
+        if hidden_ND.dtype in SINGLE_ROWS:
             outputs = _compute_together(module, batch, hidden_ND)
         if outputs is None:
             outputs = [compute_expert(module, weights, hidden_ND) for weights in batch.values()]

@@ -281,7 +281,7 @@ def load_stripped(
     layers = find_moe_layers(model)
     apply_dense_format(model, layers, dense_format)
     place_together(model)
-    if model.device.type == "cpu" and model.dtype is torch.bfloat16:
+    if model.device.type == "cpu":
         convert_linears(model)
     if header is None:
         plans = [indexed[layer.name] for layer in layers if indexed]

@@ -29,7 +29,7 @@
 
 #include "../../../predictors/networks/exponential.h"
 #include "dots.h"
-#include "bfloat16.h"
+#include "single_row.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define MULTIVERSIONED __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -717,7 +717,7 @@ static PyObject *encode(PyObject *module, PyObject *arguments) {
     return code(arguments, 0);
 }
 
-/* ---- rows in bfloat16 */
+/* ---- one row of activations, with PyTorch's bits */
 
 #if HAS_OWN_DOTS
 typedef struct {
@@ -725,39 +725,70 @@ typedef struct {
     Py_ssize_t num_matrices, rows, columns, chunks_of_matrix, rows_of_chunk;
     const float *x;       /* one row for all matrices, or one for each */
     Py_ssize_t x_columns; /* from the row of one matrix to that of the next */
-    const uint16_t *bias; /* (rows) of all matrices; NULL: none */
-    uint16_t *results;    /* (matrices, rows) */
-} RowsBfloat16;
+    const void *bias;     /* (rows) of all matrices; NULL: none */
+    void *results;        /* (matrices, rows) */
+} SingleRow;
+
+/* Finds the rows that a chunk multiplies: from `row` until `end` of a matrix. */
+static void find_rows(const SingleRow *call, Py_ssize_t index, Py_ssize_t *number, Py_ssize_t *row,
+                      Py_ssize_t *end) {
+    *number = index / call->chunks_of_matrix;
+    *row = index % call->chunks_of_matrix * call->rows_of_chunk;
+    *end = *row + call->rows_of_chunk < call->rows ? *row + call->rows_of_chunk : call->rows;
+}
 
 static void multiply_bfloat16_chunk(void *context, Py_ssize_t index) {
-    const RowsBfloat16 *call = context;
-    Py_ssize_t number = index / call->chunks_of_matrix;
-    Py_ssize_t row = index % call->chunks_of_matrix * call->rows_of_chunk;
-    Py_ssize_t end = row + call->rows_of_chunk < call->rows ? row + call->rows_of_chunk : call->rows;
+    const SingleRow *call = context;
+    const uint16_t *bias = call->bias;
+    Py_ssize_t number, row, end;
+    find_rows(call, index, &number, &row, &end);
     const uint16_t *weights =
         (const uint16_t *)(uintptr_t)call->matrices[number] + row * call->columns;
     int is_near = has_vnni();
     for (; row < end; row++, weights += call->columns) {
         fetch_row(weights, call->columns, is_near);
         float sum = dot_bfloat16(call->columns, weights, call->x + number * call->x_columns);
-        if (call->bias) sum = widen_bfloat16(call->bias[row]) + sum;
-        call->results[number * call->rows + row] = round_bfloat16(sum);
+        if (bias) sum = widen_bfloat16(bias[row]) + sum;
+        ((uint16_t *)call->results)[number * call->rows + row] = round_bfloat16(sum);
     }
 }
 
-/* multiply_bfloat16(matrices, rows, columns, x, num_x, bias, results, num_threads): results
+static void multiply_float32_chunk(void *context, Py_ssize_t index) {
+    const SingleRow *call = context;
+    const float *bias = call->bias;
+    Py_ssize_t number, row, end;
+    find_rows(call, index, &number, &row, &end);
+    const float *weights = (const float *)(uintptr_t)call->matrices[number] + row * call->columns;
+    float *results = (float *)call->results + number * call->rows;
+    int is_near = has_vnni();
+    for (; row < end; row += ROWS_AT_ONCE, weights += ROWS_AT_ONCE * call->columns) {
+        dot_float32(call->columns, weights, call->x + number * call->x_columns, is_near,
+                    results + row);
+        for (int r = 0; bias && r < ROWS_AT_ONCE; r++) results[row + r] += bias[row + r];
+    }
+}
+
+/* Whether there is a kernel for the matrices. */
+static int has_kernel(const SingleRow *call, int is_float32) {
+    int is_aligned = 1;
+    for (Py_ssize_t m = 0; m < call->num_matrices; m++) is_aligned &= call->matrices[m] % 16 == 0;
+    return is_float32 ? is_aligned && call->columns % 4 == 0 && call->rows % ROWS_AT_ONCE == 0
+                      : has_avx2() && call->columns % (2 * BFLOAT16_LANES) == 0;
+}
+
+/* multiply_row(matrices, rows, columns, x, num_x, bias, results, is_float32, num_threads): results
  * `(matrices, rows)` of matrices `(rows, columns)` at these addresses and `num_x` rows of `x`, one
- * for all matrices or one for each, and a bias `(rows)` or 0; all in bfloat16. Returns whether
- * there is a kernel. */
-static PyObject *multiply_bfloat16(PyObject *module, PyObject *arguments) {
-    RowsBfloat16 call = {0};
+ * for all matrices or one for each, and a bias `(rows)` or 0; all in float32 or in bfloat16.
+ * Returns whether there is a kernel. */
+static PyObject *multiply_row(PyObject *module, PyObject *arguments) {
+    SingleRow call = {0};
     PyObject *matrices;
     unsigned long long x, bias, results;
     Py_ssize_t num_x;
-    int num_threads;
+    int is_float32, num_threads, is_done = 0;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "OnnKnKKi:multiply_bfloat16", &matrices, &call.rows,
-                          &call.columns, &x, &num_x, &bias, &results, &num_threads))
+    if (!PyArg_ParseTuple(arguments, "OnnKnKKpi:multiply_row", &matrices, &call.rows,
+                          &call.columns, &x, &num_x, &bias, &results, &is_float32, &num_threads))
         return NULL;
     call.num_matrices = PyList_Size(matrices);
     if (call.num_matrices < 1 || call.rows < 1 || call.columns < 1 ||
@@ -765,38 +796,38 @@ static PyObject *multiply_bfloat16(PyObject *module, PyObject *arguments) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no matrices and rows for them");
         return NULL;
     }
-    if (!has_avx2() || call.columns % (2 * BFLOAT16_LANES)) Py_RETURN_FALSE;
     call.x_columns = num_x == 1 ? 0 : call.columns;
-    call.bias = (const uint16_t *)(uintptr_t)bias;
-    call.results = (uint16_t *)(uintptr_t)results;
+    call.bias = (const void *)(uintptr_t)bias;
+    call.results = (void *)(uintptr_t)results;
     call.matrices = malloc(sizeof(uint64_t) * (size_t)call.num_matrices);
-    float *widened = malloc(sizeof(float) * (size_t)(num_x * call.columns));
-    int failed = !call.matrices || !widened;
+    float *widened = is_float32 ? NULL : malloc(sizeof(float) * (size_t)(num_x * call.columns));
+    int failed = !call.matrices || (!is_float32 && !widened);
     for (Py_ssize_t m = 0; !failed && m < call.num_matrices; m++)
         call.matrices[m] = PyLong_AsUnsignedLongLong(PyList_GetItem(matrices, m));
-    if (!failed && !PyErr_Occurred()) {
+    if (!failed && !PyErr_Occurred() && has_kernel(&call, is_float32)) {
         const uint16_t *from = (const uint16_t *)(uintptr_t)x;
-        for (Py_ssize_t i = 0; i < num_x * call.columns; i++) widened[i] = widen_bfloat16(from[i]);
-        call.x = widened;
+        for (Py_ssize_t i = 0; widened && i < num_x * call.columns; i++)
+            widened[i] = widen_bfloat16(from[i]);
+        call.x = widened ? widened : (const float *)(uintptr_t)x;
         Py_BEGIN_ALLOW_THREADS
         Py_ssize_t all = call.num_matrices * call.rows;
         num_threads = take_threads(num_threads, (double)all * (double)call.columns);
-        call.rows_of_chunk = all / (CHUNKS * num_threads);
+        call.rows_of_chunk = all / (CHUNKS * num_threads) / ROWS_AT_ONCE * ROWS_AT_ONCE;
         if (call.rows_of_chunk < LEAST_ROWS) call.rows_of_chunk = LEAST_ROWS;
         call.chunks_of_matrix = (call.rows + call.rows_of_chunk - 1) / call.rows_of_chunk;
-        run_chunks(multiply_bfloat16_chunk, &call, call.num_matrices * call.chunks_of_matrix,
-                   num_threads);
+        run_chunks(is_float32 ? multiply_float32_chunk : multiply_bfloat16_chunk, &call,
+                   call.num_matrices * call.chunks_of_matrix, num_threads);
         return_threads(num_threads);
         Py_END_ALLOW_THREADS
+        is_done = 1;
     }
     free(call.matrices);
     free(widened);
     if (failed) return PyErr_NoMemory();
-    if (PyErr_Occurred()) return NULL;
-    Py_RETURN_TRUE;
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(is_done);
 }
 #else
-static PyObject *multiply_bfloat16(PyObject *module, PyObject *arguments) {
+static PyObject *multiply_row(PyObject *module, PyObject *arguments) {
     (void)module;
     (void)arguments;
     Py_RETURN_FALSE;
@@ -810,7 +841,7 @@ static PyMethodDef functions[] = {
     {"multiply", multiply, METH_VARARGS, NULL}, {"compute", compute, METH_VARARGS, NULL},
     {"add_up", add_up, METH_VARARGS, NULL},     {"decode", decode, METH_VARARGS, NULL},
     {"encode", encode, METH_VARARGS, NULL},
-    {"multiply_bfloat16", multiply_bfloat16, METH_VARARGS, NULL},
+    {"multiply_row", multiply_row, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

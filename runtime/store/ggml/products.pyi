@@ -56,7 +56,7 @@ def decode(
 def encode(
     number: int, num_rows: int, num_columns: int, weights: int, rows: int, num_threads: int, /
 ) -> None: ...
-def multiply_bfloat16(
+def multiply_row(
     matrices: list[int],
     num_rows: int,
     num_columns: int,
@@ -64,6 +64,7 @@ def multiply_bfloat16(
     num_x: int,
     bias: int,
     results: int,
+    is_float32: bool,
     num_threads: int,
     /,
 ) -> bool: ...

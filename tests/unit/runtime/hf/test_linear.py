@@ -1,4 +1,4 @@
-"""Products in bfloat16 and float16 have PyTorch's bits, or are left to PyTorch."""
+"""Products have PyTorch's bits, or are left to PyTorch."""
 
 import pytest
 import torch
@@ -32,30 +32,44 @@ def bits(tensor):
     return tensor.view(torch.int16).tolist()
 
 
+SINGLE_ROWS = pytest.mark.parametrize("dtype", products.SINGLE_ROWS)
+
+
+@SINGLE_ROWS
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_linear__has_the_bits_of_pytorch(columns, has_bias):
+def test_linear__has_the_bits_of_pytorch(columns, has_bias, dtype):
+    def draw_more(*shape, seed=0):
+        return draw(*shape, seed=seed).to(dtype) * 1.1
+
     for rows in (1, 16, 77, 600):  # the last: several threads
-        weight, bias = draw(rows, columns), draw(rows, seed=1) if has_bias else None
-        x = draw(1, 1, columns, seed=2)
+        weight = draw_more(rows, columns)
+        bias = draw_more(rows, seed=1) if has_bias else None
+        x = draw_more(1, 1, columns, seed=2)
         assert bits(linear(x, weight, bias)) == bits(F.linear(x, weight, bias))
         bias = -linear(x, weight, bias).view(rows)  # what is left shows the last bits of the sums
         assert bits(linear(x, weight, bias)) == bits(F.linear(x, weight, bias))
 
 
-def test_linear__has_the_bits_of_pytorch_for_numbers_that_are_none():
-    weight, x = draw(64, 64), draw(1, 64, seed=1)
+@SINGLE_ROWS
+def test_linear__has_the_bits_of_pytorch_for_numbers_that_are_none(dtype):
+    weight, x = draw(64, 64).to(dtype), draw(1, 64, seed=1).to(dtype)
     weight[:8, 3], weight[8:16, 4], weight[16:24, 5] = float("nan"), float("inf"), -0.0
     weight[24:32], weight[32:40] = 1e-39, 3e38
     weight[40:48, 6], x[0, 7] = -float("inf"), 1e-40
     assert bits(linear(x, weight)) == bits(F.linear(x, weight))
 
 
-def test_multiply_rows__multiplies_each_matrix_with_its_row():
-    weights, rows = [draw(48, 64, seed=seed) for seed in range(3)], draw(3, 64, seed=9)
+@SINGLE_ROWS
+def test_multiply_rows__multiplies_each_matrix_with_its_row(dtype):
+    weights = [draw(48, 64, seed=seed).to(dtype) for seed in range(3)]
+    rows = draw(3, 64, seed=9).to(dtype)
     own = multiply_rows(rows, weights)
-    is_compiled = products.multiply_bfloat16 is not None
-    if is_compiled and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+    if (
+        dtype is torch.bfloat16
+        and products.multiply_row is not None
+        and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    ):
         assert own is not None, "this processor has a kernel with PyTorch's bits"
     expected = [F.linear(row, weight) for row, weight in zip(rows.split(1), weights, strict=True)]
     assert own is None or bits(own) == bits(torch.cat(expected))
@@ -66,7 +80,7 @@ def leave_out(**changes):
 
 
 LEFT = {
-    "another dtype": leave_out(x=torch.ones(1, 64), weight=torch.ones(48, 64)),
+    "another dtype": leave_out(x=torch.ones(1, 64).half(), weight=torch.ones(48, 64).half()),
     "few rows": leave_out(weight=draw(8, 64)),
     "transposed": leave_out(weight=draw(64, 48).t()),
     "several rows": leave_out(x=draw(2, 64)),
@@ -189,19 +203,26 @@ def test_linear__is_left_to_pytorch_with_onednn_and_with_gradients(monkeypatch):
 
 
 def sum_by_the_matrix_product(x, weights, bias=None):
-    products = zip(x.float().expand(len(weights), -1), weights, strict=True)
-    return torch.stack([weight.float() @ row for row, weight in products]).bfloat16()
+    products = zip(x.double().expand(len(weights), -1), weights, strict=True)
+    return torch.stack([weight.double() @ row for row, weight in products]).to(x.dtype)
 
 
+def sum_backwards(x, weights, bias=None):
+    backwards = zip(x.flip(1).expand(len(weights), -1), weights, strict=True)
+    return torch.stack([F.linear(row[None], weight.flip(1))[0] for row, weight in backwards])
+
+
+@SINGLE_ROWS
 @pytest.mark.parametrize("columns", [32, 96, 1984, 2048])
 @pytest.mark.parametrize(
-    "other", [lambda *_: torch.zeros(2, 256).bfloat16(), sum_by_the_matrix_product]
+    "other",
+    [lambda x, *_: torch.zeros(2, 256, dtype=x.dtype), sum_by_the_matrix_product, sum_backwards],
 )
-def test_linear__is_left_to_pytorch_where_its_bits_are_others(other, columns, monkeypatch):
+def test_linear__is_left_to_pytorch_where_its_bits_are_others(other, columns, dtype, monkeypatch):
     """Those of another order of the sums, of which few numbers in bfloat16 show a difference."""
     monkeypatch.setattr(products, "_multiply", other)
     products._has_equal_bits.cache_clear()
-    assert multiply_rows(draw(1, columns), [draw(64, columns)]) is None
+    assert multiply_rows(draw(1, columns).to(dtype), [draw(64, columns).to(dtype)]) is None
     products._has_equal_bits.cache_clear()
 
 

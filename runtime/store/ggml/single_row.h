@@ -1,17 +1,25 @@
-/* Products of rows in bfloat16 with one row of activations, to the last bit those of PyTorch's own
- * kernel for a single row (`at::native`'s dot products with float32 arithmetic, of 2.13).
+/* Products of rows of weights with one row of activations, to the last bit those of PyTorch 2.13.
  *
- * Each weight and activation is widened to float32. Eight registers take one vector of products
+ * In bfloat16 they are those of its own kernel (`at::native`'s dot products with float32
+ * arithmetic). Each weight and activation is widened to float32. Eight registers take one vector of products
  * each in turn, by fused multiply-add; they are added in pairs, then the lanes of what is left,
  * halves first. Vectors beyond the last whole turn go into one further register. PyTorch's vectors
  * have 8 lanes, on processors with AVX-512 too. Columns are a multiple of two vectors.
  *
- * PyTorch's kernel waits for memory: one thread gets half of what memory gives. Here what comes
- * next is fetched ahead, and the activations are widened once for all rows.
+ * In float32 they are those of MKL on processors of AMD, as seen from which numbers are lost from a
+ * sum where two large ones cancel. The products of the first four columns
+ * are added one after another; that sum is the first lane's, to which, as to three others, every
+ * fourth product of what follows is added, rounded first. Then the first and the third lane are
+ * added, the second and the fourth, and both sums. Columns and rows are multiples of four, and rows
+ * begin at multiples of 16 bytes: there are other orders for what is left.
+ *
+ * Both kernels wait for memory: one thread gets half of what memory gives. Here what comes next is
+ * fetched ahead, and activations in bfloat16 are widened once for all rows.
  */
 #if HAS_OWN_DOTS
 #define REGISTERS 8
 #define BFLOAT16_LANES 8
+#define ROWS_AT_ONCE 4 /* in float32 */
 
 #define NEAR 2048 /* bytes */
 
@@ -54,6 +62,36 @@ AVX2 static float dot_bfloat16(Py_ssize_t columns, const uint16_t *weights, cons
     for (; i < columns; i += 8)
         rest = _mm256_fmadd_ps(_mm256_loadu_ps(x + i), widen_8(weights + i), rest);
     return add_lanes_8(sums[0]) + add_lanes_8(rest);
+}
+
+/* Each sum waits for its last addition: four rows at once take the time of one. What comes next, at
+ * least four rows, is fetched in the order in which it lies in memory. Compiled without fused
+ * multiply-add, which does not round the products. */
+static void dot_float32(Py_ssize_t columns, const float *weights, const float *x, int is_near,
+                        float *results) {
+    __m128 sums[ROWS_AT_ONCE];
+    Py_ssize_t ahead = ROWS_AT_ONCE * columns * 4;
+    uintptr_t coming = (uintptr_t)weights + (uintptr_t)(ahead > AHEAD ? ahead : AHEAD);
+    for (int r = 0; r < ROWS_AT_ONCE; r++) {
+        const float *row = weights + r * columns;
+        sums[r] = _mm_set_ss(((row[0] * x[0] + row[1] * x[1]) + row[2] * x[2]) + row[3] * x[3]);
+    }
+    for (Py_ssize_t i = 4; i < columns; i += 4) {
+        for (int r = 0; i % 16 == 4 && r < ROWS_AT_ONCE; r++, coming += 64) {
+            if (is_near)
+                _mm_prefetch((const char *)coming, _MM_HINT_T0);
+            else
+                _mm_prefetch((const char *)coming, _MM_HINT_T1);
+        }
+        __m128 values = _mm_loadu_ps(x + i);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS_AT_ONCE; r++)
+            sums[r] = _mm_add_ps(sums[r], _mm_mul_ps(_mm_load_ps(weights + r * columns + i), values));
+    }
+    for (int r = 0; r < ROWS_AT_ONCE; r++) {
+        __m128 halves = _mm_add_ps(sums[r], _mm_movehl_ps(sums[r], sums[r]));
+        results[r] = _mm_cvtss_f32(_mm_add_ss(halves, _mm_shuffle_ps(halves, halves, 1)));
+    }
 }
 
 /* To the nearest, ties to even; every NaN is the same. */
