@@ -30,7 +30,9 @@ class CommittedCounts:
             # Calls of compiled functions are not reported: the Python files are counted, and a core
             # that is out of date must not leave other compiled code in use.
             command = [sys.executable, "-m", self.module, *sys.argv[1:]]
-            os.execve(sys.executable, command, {**os.environ, VARIABLE: "0"})
+            # Threads as in tests: with several, forecasts are made elsewhere at another time.
+            own = {VARIABLE: "0", "OMP_NUM_THREADS": "1"}
+            os.execve(sys.executable, command, {**os.environ, **own})
         with tempfile.TemporaryDirectory() as scratch, cheap():
             text = json.dumps(self.count(Path(scratch)), indent=1)
         if "--print" in sys.argv:

@@ -83,8 +83,8 @@ def test_run__measures_every_system_and_survives_a_budget_that_fails(tmp_path, m
         assert row.same_tokens
         assert row.hit_rate == 1
         assert row.calls > 10
-        assert "probes" in row.section_seconds  # less the time of measuring it, which is a guess
-        assert row.section_seconds["experts function"] > 0
+        # Less the time of measuring them, which is a guess.
+        assert {"probes", "experts function"} <= set(row.section_seconds)
     lines = systems.control_plane_table(report)
     assert any(line.startswith("4x8 at 1KiB was not measured: budget of") for line in lines)
     assert sum(line.startswith("| 4x8, 100% | ") for line in lines) == 1
