@@ -61,6 +61,15 @@ def test_linear__has_the_bits_of_pytorch_for_numbers_that_are_none(dtype):
 
 
 @SINGLE_ROWS
+@pytest.mark.parametrize("offset", [1, 2, 3, 4])
+def test_linear__of_unaligned_weights_has_the_bits_of_pytorch(offset, dtype):
+    """MKL begins another order of its sums at the next multiple of 16 bytes."""
+    weight = (draw(64 * 256 + offset).to(dtype) * 1.1)[offset:].view(64, 256)
+    x = draw(1, 256, seed=1).to(dtype) * 1.1
+    assert bits(linear(x, weight)) == bits(F.linear(x, weight))
+
+
+@SINGLE_ROWS
 def test_multiply_rows__multiplies_each_matrix_with_its_row(dtype):
     weights = [draw(48, 64, seed=seed).to(dtype) for seed in range(3)]
     rows = draw(3, 64, seed=9).to(dtype)
