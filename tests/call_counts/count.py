@@ -2,8 +2,9 @@
 
 They are calls of this project's functions on the model's thread. A count repeats, unlike a time:
 what a router requests arrives at once, prefetches stay in the ring, and prefetching does not turn
-itself off. Only moecast's at 25 % is a fifth larger on a busy machine, for which it is written. The policy core runs uncompiled: the counts are those of its Python files. Up to
-Python 3.11 a comprehension is a call; none is counted.
+itself off. Only moecast's at 25 % is a fifth larger on a busy machine, for which it is written. The
+policy core runs uncompiled: the counts are those of its Python files. Up to Python 3.11 a
+comprehension is a call; none is counted.
 """
 
 from contextlib import closing
