@@ -30,7 +30,7 @@ class CommittedCounts:
             # Calls of compiled functions are not reported: the Python files are counted, and a core
             # that is out of date must not leave other compiled code in use.
             command = [sys.executable, "-m", self.module, *sys.argv[1:]]
-            # Threads as in tests: with several, forecasts are made elsewhere at another time.
+            # Threads as in tests, which compare with what is written here.
             own = {VARIABLE: "0", "OMP_NUM_THREADS": "1"}
             os.execve(sys.executable, command, {**os.environ, **own})
         with tempfile.TemporaryDirectory() as scratch, cheap():
