@@ -79,14 +79,7 @@ class Handler(QuietHandler):
         self.answer_json({"error": code}, 404, X_Error_Code=code)
 
     def body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        data = b""
-        while size := int(self.rfile.readline(), 16):
-            data += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return data
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def do_GET(self) -> None:
         parts = [unquote(one) for one in urlsplit(self.path).path.strip("/").split("/")]
@@ -116,12 +109,8 @@ class Handler(QuietHandler):
         if files is None or path not in files:
             self.missing("RepoNotFound" if files is None else "EntryNotFound")
             return
-        data, status = files[path], 200
-        wanted = self.headers.get("Range")
-        if wanted:
-            data, status = data[int(wanted.removeprefix("bytes=").rstrip("-")) :], 206
         etag = hashlib.sha256(files[path]).hexdigest()
-        self.answer(status, data, ETag=f'"{etag}"', X_Repo_Commit=self.hub.head(repo)[0])
+        self.answer(200, files[path], ETag=f'"{etag}"', X_Repo_Commit=self.hub.head(repo)[0])
 
     def do_POST(self) -> None:
         path, data = urlsplit(self.path).path, self.body()

@@ -45,19 +45,15 @@ def train_in_a_child(folder: Path, arguments: Sequence[str], point: str | None) 
     return in_a_child(run)
 
 
-def make_model(folder: Path) -> None:
-    """Writes a model and prompts, in a child: a fork copies no threads of torch."""
-    assert in_a_child(lambda: recordable(folder / "model", num_layers=5)) == 0
-    prompts_file(folder / "prompts.jsonl", count=20)
-
-
 def run_both(folder: Path) -> list[dict[str, dict[str, str]]]:
     """Returns the digests of the files of both trainings' predictors.
 
     They are of one that nothing interrupted, and of one whose command got a SIGKILL at each of
     `POINTS`.
     """
-    make_model(folder)
+    # In a child: a fork copies no threads of torch.
+    assert in_a_child(lambda: recordable(folder / "model", num_layers=5)) == 0
+    prompts_file(folder / "prompts.jsonl", count=20)
     arguments = [
         *(f"model.id={folder / 'model'}", "model.name=tiny", "run_dir=run", "data=jsonl"),
         *(f"data.path={folder / 'prompts.jsonl'}", "data.min_chars=1", "data.max_new_tokens=6"),

@@ -11,6 +11,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2MoeConfig, 
 
 from tests.builders.saved import saved_once
 
+TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
+"""Two prompts of a tiny model."""
+GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+
 
 @saved_once
 def tiny_qwen2_moe(

@@ -2,17 +2,15 @@
 
 from pathlib import Path
 
-NAMES = ("collect", "configs", "predictors", "runtime", "train", "zoo")
+PACKAGES = ("collect/__init__.py", "configs/__init__.py")
+NAMES = (*PACKAGES, "predictors.py", "runtime.py", "train.py", "zoo.py")
 FILE = 'raise RuntimeError(f"a file of the user was imported: {__file__}")\n'
 
 
 def shadowing_folder(folder: Path) -> Path:
     """Fill a folder with modules and packages that raise an error when they are imported."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
-        (folder / f"{name}.py").write_text(FILE)
-    for name in ("configs", "collect"):
-        (folder / f"{name}.py").unlink()
-        (folder / name).mkdir()
-        (folder / name / "__init__.py").write_text(FILE)
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(FILE)
     return folder

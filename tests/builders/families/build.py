@@ -76,6 +76,8 @@ def tiny_config(family: Family | str) -> PreTrainedConfig:
 def _fields(cls: type[PreTrainedConfig], tiny: Mapping, changes: Mapping) -> dict[str, Any]:
     known = {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map)
     values = {name: value for name, value in tiny.items() if name in known}
+    if "kv_lora_rank" in values:  # latent attention: each head has keys and values of its own
+        values["num_key_value_heads"] = values["num_attention_heads"]
     for part, part_cls in cls.sub_configs.items():
         nested = changes.get(part, {})
         if nested is None:

@@ -44,52 +44,44 @@ def multimodal_rope(*section: int) -> dict[str, Any]:
 SPARSE = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
 LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 INDEXED = {"layer_types": ["linear_attention", "indexed_attention", "linear_attention"]}
-MLA = {"num_key_value_heads": 4}
-GEMMA = {
-    "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16, "global_head_dim": 8,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-}  # fmt: skip
+ALL_HEADS = {"num_key_value_heads": 4}
+GEMMA = {"global_head_dim": 8}
 NLLB_SIZES = {"layers": 2, "ffn_dim": 48, "attention_heads": 4, "sparse_step": 2}
 COMMON = (
-    "afmoe", "cohere2_moe", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe",
+    "afmoe", "axk1", "axk2", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
+    "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
     "hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "mellum", "mimo_v2_flash", "minimax",
     "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open",
 )  # fmt: skip
 """They need no more than the common sizes."""
-COMMON_MLA = (
-    "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
-)  # fmt: skip
 COMMON_FUSED = (
-    "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared", "hy_v4", "qwen3_vl_moe",
+    "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared", "hy_v4", "mistral4",
+    "qwen3_vl_moe",
 )  # fmt: skip
 
 ROWS = (
     *map(Family, COMMON),
-    *(Family(name, changes=MLA) for name in COMMON_MLA),
     *(Family(name, layout=FUSED) for name in COMMON_FUSED),
     Family("aria", layout=FUSED, changes={
         "vision_config": {"model_type": "idefics3_vision", "patch_size": 14},
     }),
-    Family("bailing_hybrid", changes=MLA | LINEAR),
+    Family("bailing_hybrid", changes=LINEAR),
     Family("beam", changes=SPARSE),
     Family("dbrx", served="stacked", layout=FUSED, changes={
-        "n_heads": 4, "n_layers": 2,
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 8, "moe_top_k": 2},
     }),
-    Family("deepseek_ocr2", changes={"text_config": SPARSE | MLA}),
+    Family("deepseek_ocr2", changes={"text_config": SPARSE | ALL_HEADS}),
     Family("deepseek_v4", changes={
         "num_key_value_heads": 1, "mlp_layer_types": ["hash_moe", "moe", "moe"],
         "o_groups": 2, "o_lora_rank": 16,
     }),
     Family("diffusion_gemma", layout=FUSED, generation={"max_denoising_steps": 2}, changes={
-        "text_config": GEMMA,
-        "vision_config": {"model_type": "gemma4_vision"},
-        "canvas_length": 16,
+        "text_config": GEMMA, "vision_config": {"model_type": "gemma4_vision"}, "canvas_length": 16,
     }),
     Family("doge", refused="its experts are rows of an embedding, not networks"),
     Family("dots3_note", changes={
-        "text_config": MLA | {
+        "text_config": {
             "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 16,
             "swa_kv_lora_rank": 16, "swa_head_dim": 16, "swa_qk_nope_head_dim": 8,
             "swa_v_head_dim": 8,
@@ -108,7 +100,7 @@ ROWS = (
     }),
     Family("glm4v_moe", changes={"text_config": multimodal_rope(1, 1, 0)}),
     Family("glm5_next", changes={
-        "text_config": MLA | SPARSE | INDEXED | {"qk_rope_head_dim": 0, "index_kpool": 4},
+        "text_config": SPARSE | INDEXED | {"qk_rope_head_dim": 0, "index_kpool": 4},
     }),
     Family("granitemoehybrid", layout=FUSED, changes={"mamba_n_heads": 8, **LINEAR}),
     Family("inkling", layout=FUSED, model_type="inkling_mm_model", changes={
@@ -122,12 +114,12 @@ ROWS = (
         "use_mamba_kernels": False,
     }),
     Family("jetmoe", served="parallel", layout=FUSED),
-    Family("kimi_linear", changes=MLA | LINEAR),
+    Family("kimi_linear", changes=LINEAR),
     Family("lfm2_moe", changes={"layer_types": ["conv", "full_attention", "conv"]}),
     Family("llama4", served="dense", layout=FUSED, changes={
         "text_config": {"moe_layers": [1, 2], "intermediate_size_mlp": 48},
     }),
-    Family("longcat_flash", served="loop", changes=MLA | {"num_layers": 2, "zero_expert_num": 4}),
+    Family("longcat_flash", served="loop", changes={"num_layers": 2, "zero_expert_num": 4}),
     Family("minimax_m3_vl", changes={
         "text_config": SPARSE | {
             "layer_types": ["full_attention", "minimax_m3_sparse", "full_attention"],
@@ -136,10 +128,7 @@ ROWS = (
         },
         "projector_hidden_size": 32,
     }),
-    Family("mistral4", layout=FUSED, changes=MLA),
-    Family("mistral_large4", changes={
-        "text_config": MLA, "vision_config": {"model_type": "pixtral"},
-    }),
+    Family("mistral_large4", changes={"vision_config": {"model_type": "pixtral"}}),
     Family("muse_spark", layout=FUSED, changes={
         "text_config": {"moe_hidden_size": 24},
         "vision_config": {"pos_emb_height": 4, "pos_emb_width": 4},
@@ -148,9 +137,8 @@ ROWS = (
     }),
     Family("nemotron_h", changes={
         "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
-        "num_hidden_layers": 4, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2,
-        "ssm_state_size": 8, "chunk_size": 8, "moe_latent_size": 24,
-        "moe_shared_expert_intermediate_size": 16,
+        "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 8,
+        "chunk_size": 8, "moe_latent_size": 24, "moe_shared_expert_intermediate_size": 16,
     }),
     Family(
         "nllb_moe", model_type="nllb-moe", served="members",
@@ -164,7 +152,7 @@ ROWS = (
     Family("qwen3_5_moe", changes={"text_config": LINEAR}),
     Family("qwen3_next", changes=LINEAR),
     Family("qwen3_omni_moe", model_type="qwen3_omni_moe_thinker", changes={
-        "vision_start_token_id": 90, "vision_config": {"deepstack_visual_indexes": (0,)},
+        "vision_start_token_id": 90,
     }),
     Family("qwen4_exp", changes={
         "text_config": INDEXED | {
@@ -181,7 +169,7 @@ ROWS = (
         "num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1,
         "num_sparse_decoder_layers": 1, "d_kv": 8, "d_ff": 48, "num_heads": 4,
     }),
-    Family("unlimited_ocr", changes={"text_config": MLA}),
+    Family("unlimited_ocr", changes={"text_config": ALL_HEADS}),
     Family("vitpose_backbone", refused="a vision backbone; every expert runs on every image"),
     Family("zaya", layout=FUSED, changes={"num_experts_per_tok": 1, "router_hidden_size": 16}),
 )  # fmt: skip

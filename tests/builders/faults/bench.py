@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 import runtime
 from predictors.baselines import PopularityPredictor
 from predictors.spec import ModelSpec
-from runtime.commands import pack
-from runtime.config import ModelConfig, PackConfig, SystemConfig
+from runtime.config import ModelConfig, SystemConfig
 from runtime.errors import CheckpointError, TransferError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.packed import pack_model
 
 TOKENS = torch.arange(12).reshape(1, 12)
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
@@ -74,11 +74,10 @@ def make_bench(folder: Path) -> Bench:
     disk = folder / "disk"
     # Tensors of 64 KiB: the least that is read past the page cache.
     tiny_qwen2_moe(disk / "model", num_layers=3, num_experts=16, hidden_size=256, expert_width=64)
-    config = ModelConfig(name="tiny", id=str(disk / "model"))
-    pack.run(PackConfig(model=config, output=disk / "packed"))
+    pack_model(disk / "model", disk / "packed")
     plain = plain_eager(disk / "model")
     with torch.no_grad():
         logits_TV, tokens_T = plain(TOKENS).logits, plain.generate(TOKENS, **GREEDY)
-    with runtime.load(config).moecast as handle:
+    with runtime.load(ModelConfig(name="tiny", id=str(disk / "model"))).moecast as handle:
         spec = handle.spec
     return Bench(folder, spec, logits_TV, tokens_T)

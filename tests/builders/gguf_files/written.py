@@ -15,8 +15,7 @@ import numpy as np
 from tests.builders.gguf_files.parts import write_files
 
 HERE = Path(__file__).parent
-HEADERS = HERE / "architectures.json"
-ARCHITECTURES: dict[str, dict[str, Any]] = json.loads(HEADERS.read_text())
+ARCHITECTURES: dict[str, dict[str, Any]] = json.loads((HERE / "architectures.json").read_text())
 """By name: `metadata` and `tensors` (shapes) of a file, and llama.cpp's `logits` after `PROMPT`, by
 the experts' type."""
 SPLITS: dict[str, Any] = json.loads((HERE / "splits.json").read_text())

@@ -30,24 +30,11 @@ class SimModule:
     def is_available(self) -> bool:
         return SimDevices.exist()
 
-    def is_initialized(self) -> bool:
-        return True
-
     def device_count(self) -> int:
         return len(SimDevices.current().devices) if SimDevices.exist() else 0
 
-    def current_device(self) -> int:
-        return SimDevices.current().index
-
-    def set_device(self, device: Any) -> None:
-        SimDevices.current().set_index(SimDevices.current().resolve(device).index)
-
     def _is_in_bad_fork(self) -> bool:
         return not SimDevices.exist()  # then nothing is seeded
-
-    def manual_seed(self, seed: int) -> None:
-        devices = SimDevices.current()
-        devices.random_states[devices.index] = make_state(seed)
 
     def manual_seed_all(self, seed: int) -> None:
         devices = SimDevices.current()
@@ -61,26 +48,9 @@ class SimModule:
         devices = SimDevices.current()
         devices.random_states[devices.resolve(device).index] = state.clone()
 
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
-
     def get_device_properties(self, device: Any = None) -> SimpleNamespace:
         memory = SimDevices.current().memory(device)
         return SimpleNamespace(name="Simulated", total_memory=memory.num_bytes)
-
-    def synchronize(self, device: Any = None) -> None:
-        SimDevices.current().synchronize(device)
-
-
-class SimHook(torch._C._acc.PrivateUse1Hooks):
-    def is_available(self) -> bool:
-        return SimDevices.exist()
-
-    def has_primary_context(self, _index: int) -> bool:
-        return SimDevices.exist()
-
-    def is_built(self) -> bool:
-        return True
 
 
 RESIZING = ("arange", "arange.start", "arange.start_step", "eye", "eye.m")
@@ -90,7 +60,7 @@ RESIZING = ("arange", "arange.start", "arange.start_step", "eye", "eye.m")
 @functools.cache
 def set_up() -> list[torch.library.Library]:
     """Make the device type known to this process, once."""
-    _setup_privateuseone_for_python_backend("sim", backend_module=SimModule(), hook=SimHook())
+    _setup_privateuseone_for_python_backend("sim", backend_module=SimModule())
     others, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     others.fallback(lambda func, *args, **kwargs: run(func, args, kwargs), "PrivateUse1")
     for name in RESIZING:

@@ -117,9 +117,6 @@ class SimEvent:
         if self.stream is not None:
             self.stream.run(self._number)
 
-    def wait(self, stream: SimStream | None = None) -> None:
-        (stream or self._devices.stream(self._device)).wait_event(self)
-
     def query(self) -> bool:
         """Return whether the work has ended: a waiting copy may, by the seed, end now."""
         if self.stream is None:

@@ -62,9 +62,6 @@ class SimTensor(Tensor):
     def data_ptr(self) -> int:
         return self.raw.data_ptr() + FAR if self.raw.numel() else 0
 
-    def is_pinned(self, device: Any = None) -> bool:
-        return False
-
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
             raise TypeError(
@@ -76,8 +73,6 @@ class SimTensor(Tensor):
     def __deepcopy__(self, memo: dict) -> Tensor:
         with torch.no_grad():
             copied = self.detach().clone()
-        if isinstance(self, torch.nn.Parameter):
-            copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
         memo[id(self)] = copied
         return copied
 
@@ -171,7 +166,7 @@ def run(func: Any, args: tuple, kwargs: dict) -> Any:
     with devices.lock:
         devices.run_some()
         if called.name == "aten::_to_copy":
-            return convert(devices, func, args[0], kwargs)
+            return convert(devices, args[0], kwargs)
         if called.name in ("aten::copy_", "aten::_copy_from"):
             return copy(devices, args[0], args[1], bool((args + (False,))[2]))
         given = list_values(args, kwargs)
@@ -328,13 +323,11 @@ def wrap_results(raw: Any, given: list[SimTensor], stream: SimStream, called: Op
 # ---- copies
 
 
-def convert(devices: SimDevices, func: Any, source: Tensor, kwargs: dict) -> Tensor:
+def convert(devices: SimDevices, source: Tensor, kwargs: dict) -> Tensor:
     """`Tensor.to`: a new tensor of another dtype or place."""
     device = kwargs.get("device")
     device = source.device if device is None else torch.device(device)
     raw = source.raw if isinstance(source, SimTensor) else source
-    if device.type not in ("sim", "cpu"):
-        return func(raw, **{**kwargs, "device": device})
     non_blocking = bool(kwargs.get("non_blocking"))
     dtype = kwargs.get("dtype") or raw.dtype
     form = kwargs.get("memory_format") or torch.preserve_format

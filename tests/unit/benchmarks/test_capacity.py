@@ -55,8 +55,7 @@ def test_replays__are_measured_compiled_and_not(tmp_path: Path, monkeypatch) -> 
     monkeypatch.setattr(recordings, "run_program", run_here)
     recordings.record_prompts(4, tmp_path)
     asked = {"trace": str(tmp_path / "trace"), "model": "qwen2-moe-tiny", "new_tokens": 4}
-    request = ReplayRequest(**asked, repetitions=2)
-    costs = measure_replays(request, tmp_path / "replays", cores=1)
+    costs = measure_replays(ReplayRequest(**asked, repetitions=2), tmp_path / "replays", cores=1)
     measured = {(cost.system, cost.budget, cost.is_compiled) for cost in costs}
     assert measured == set(itertools.product(SYSTEMS, BUDGETS, {is_compiled(), False}))
     for cost in costs:

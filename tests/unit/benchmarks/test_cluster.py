@@ -25,8 +25,8 @@ def run(steps, *, interconnect=None, spec=SPEC, hardware=None, **switches):
 
 def together(*, nodes=1, devices=1, **links):
     free = {"device_latency_seconds": 0.0, "device_bytes_per_second": float("inf")}
-    sizes = {"num_nodes": nodes, "devices_per_node": devices, "token_bytes": 1}
-    return Interconnect(**sizes, **{**free, **links})
+    known = {"token_bytes": 1, **free, **links}
+    return Interconnect(num_nodes=nodes, devices_per_node=devices, **known)
 
 
 def random_steps(seed, *, tokens=1):
@@ -86,10 +86,8 @@ def test_cluster__machines_share_tokens_and_pay_for_what_crosses():
 
 
 def test_interconnect__shares_of_tokens_that_cross():
-    both = Interconnect(
-        num_nodes=2, devices_per_node=4, token_bytes=8, device_latency_seconds=0.0,
-        device_bytes_per_second=1.0, node_bytes_per_second=2.0,
-    )  # fmt: skip
+    speeds = {"device_bytes_per_second": 1.0, "node_bytes_per_second": 2.0}
+    both = together(nodes=2, devices=4, token_bytes=8, **speeds)
     assert both.num_devices == 8
     # Of 16 tokens 8 come from the other machine, 6 from this one's other devices.
     assert both.travel_seconds(16) == 8 * 8 / 2 + 6 * 8 / 1

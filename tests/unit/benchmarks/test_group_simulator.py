@@ -22,7 +22,6 @@ SPEC = tiny_spec(num_layers=2, num_experts=4, top_k=1)
 MACHINE = toy_machine(expert_fixed=1.0, predictor_seconds=0.0)
 """An expert comes in 6 s; a layer takes 10 s, an expert 1 s and 1 s a token."""
 KNOWN: dict[str, Any] = {"hardware": MACHINE, "make_machine": make_group_machine, "budget_slots": 8}
-KNOWN: dict[str, Any] = {"hardware": MACHINE, "make_machine": make_group_machine, "budget_slots": 8}
 AT_ONCE = SystemConfig(prefetch=False, chunked=False, reordered=False, per_layer=False)
 
 

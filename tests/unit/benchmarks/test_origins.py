@@ -36,9 +36,7 @@ def of(revision: str | None, command: str = "python -m benchmarks drafts") -> di
     return {"origin": {"command": command, "revision": revision}}
 
 
-def test_unclean_results__are_refused_with_the_command_that_measures_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unclean_results__are_refused_with_their_command(tmp_path, monkeypatch, capsys) -> None:
     clean = "a" * 40
     parts = {"one": of(clean), "two": of(None, "python -m benchmarks peers"), "three": {}}
     write_results(tmp_path, monkeypatch, dirty=of(f"{clean}-dirty"), clean=of(clean), parts=parts)

@@ -34,7 +34,10 @@ from benchmarks.process import ProcessFailed
 from benchmarks.reports import Document
 from benchmarks.tables.peers import describe_part
 from predictors.errors import MoecastError
+from tests.builders.families.build import tiny_config
+from tests.builders.families.table import FAMILIES
 from tests.builders.models import read_weights, set_fields, tiny_qwen2_moe
+from tests.builders.page_cache import uncached_zeros
 
 LAYERS, EXPERTS, LAST_TOKEN = 2, 6, 63
 
@@ -71,15 +74,10 @@ def add_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-def read_written(checkpoint: Path, file: Path, *dtype: torch.dtype) -> gguf.GGUFReader:
-    """Writes the checkpoint as a GGUF file; returns what gguf reads."""
-    write_gguf(checkpoint, file, *dtype)
-    return gguf.GGUFReader(file)
-
-
 def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(checkpoint, tmp_path):
     add_tokenizer(checkpoint)
-    reader = read_written(checkpoint, tmp_path / "model.gguf")
+    write_gguf(checkpoint, tmp_path / "model.gguf")
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
     found = {tensor.name: tensor.data for tensor in reader.tensors}
     theirs = {key: value.float().numpy() for key, value in read_weights(checkpoint).items()}
     stem = "model.layers.1.mlp"
@@ -116,7 +114,8 @@ def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(checkpoint, tmp_
 
 def test_gguf__of_qwen3_has_matrices_in_bfloat16_and_routers_in_float32(tmp_path, monkeypatch):
     folder = tiny_random_model(tmp_path / "model", monkeypatch)
-    reader = read_written(folder, tmp_path / "model.gguf", torch.bfloat16)
+    write_gguf(folder, tmp_path / "model.gguf", torch.bfloat16)
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     theirs = read_weights(folder)
     assert len(tensors) == 3 + LAYERS * 12
@@ -141,12 +140,8 @@ def test_gguf__refuses_other_models(checkpoint: Path, tmp_path: Path) -> None:
 
 def tiny_random_model(folder: Path, monkeypatch, *, routing: Path | None = None) -> Path:
     """Runs `python -m benchmarks random` with a configuration of few weights."""
-    tiny = Qwen3MoeConfig(
-        dtype="bfloat16", vocab_size=64, hidden_size=32, intermediate_size=64,
-        num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=16,
-        tie_word_embeddings=False,
-    )  # fmt: skip
+    sizes = {"num_hidden_layers": LAYERS, "num_experts": EXPERTS, "vocab_size": LAST_TOKEN + 1}
+    tiny = tiny_config(FAMILIES["qwen3_moe"].changed(**sizes, head_dim=8, dtype="bfloat16"))
     monkeypatch.setattr(random_model, "scaled_config", lambda *_, **__: tiny)
     random_model.run_random(RandomConfig(output=folder, num_layers=LAYERS, routing=routing))
     add_tokenizer(folder)
@@ -162,8 +157,7 @@ def test_random_model__refuses_what_is_there_and_no_layers(tmp_path: Path) -> No
 
 def test_random_model__repeats_the_tokens_and_experts_of_a_log(tmp_path: Path, monkeypatch) -> None:
     log, num_tokens = tmp_path / "log.jsonl", 12
-    rng = np.random.default_rng(0)
-    draw = partial(rng.choice, EXPERTS, 2, replace=False)
+    draw = partial(np.random.default_rng(0).choice, EXPERTS, 2, replace=False)
     chosen = [[draw().tolist() for _ in range(LAYERS + 2)] for _ in range(num_tokens)]
     taken = [(at, layer, one) for at, own in enumerate(chosen) for layer, one in enumerate(own)]
     lines = [dict(zip(("position", "layer", "experts"), one, strict=True)) for one in taken]
@@ -359,18 +353,12 @@ while not Path(sys.argv[2]).exists():
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="dropping others' pages: root")
 @pytest.mark.parametrize("reserved", [0, 60 * BLOCK])
 def test_limiter__drops_what_a_process_maps_beyond_its_limit(tmp_path: Path, reserved: int) -> None:
-    path = tmp_path / "weights"
-    with path.open("wb") as file:
-        file.write(os.urandom(112 * BLOCK))
-        os.fsync(file.fileno())
+    path = uncached_zeros(tmp_path / "weights", 112 * BLOCK)
     watched = CachedFile(path)
     try:
         watched.cached_bytes()
     except OSError as error:
         pytest.skip(str(error))
-    watched.drop(0, 112 * BLOCK)
-    if watched.cached_bytes() > 56 * BLOCK:
-        pytest.skip(f"{tmp_path} is in memory: its pages cannot be dropped")
     end = tmp_path / "end"
     process = subprocess.Popen([sys.executable, "-c", READS_ALL, str(path), str(end)])
     limiter = MemoryLimiter(process, [path], 40 * BLOCK + reserved, reserved)

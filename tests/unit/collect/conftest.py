@@ -1,10 +1,5 @@
 """Nothing waits for the disk: what was written is there after a kill without it, too."""
 
-import os
+from tests.unit.zoo.conftest import no_waits_for_the_disk
 
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def no_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+__all__ = ["no_waits_for_the_disk"]

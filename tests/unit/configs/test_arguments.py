@@ -60,8 +60,6 @@ WRONG_ARGUMENTS = [
     (["--budget", "-m"], "--budget needs a value"),
     (["--config"], "--config needs a value"),
     (["--no-budget"], "'budget' is not on or off; write budget=VALUE"),
-    (["--fast"], "unknown option 'fast'"),
-    (["-x"], "'-x' is not an option"),
     (["--"], "'--' is not an option"),
     (["a/b", "text", "more"], "'more' is not an option"),
     (["a/b", "model=c"], "model is given twice"),

@@ -13,7 +13,6 @@ from runtime.tools.bench.config import BenchConfig
 from train.config import TrainConfig
 
 WRONG_CHOICES = [
-    (TrainConfig, "data=my.jsonl", "write data=jsonl data.path=my.jsonl"),
     (TrainConfig, "shifted=my.jsonl", "write shifted=jsonl shifted.path=my.jsonl"),
     (CollectConfig, "data=notes.txt", "write data=text data.path=notes.txt"),
     (CollectConfig, "data=texts", "write data=text data.path=texts"),

@@ -20,17 +20,13 @@ SERVE = next(command for command in PROGRAMS["runtime"] if command.name == "serv
 
 
 @pytest.mark.parametrize(("program", "command"), COMMANDS.values(), ids=COMMANDS)
-def test_example__composes(program: str, command: Command) -> None:
+def test_page__is_short_and_its_example_composes(program: str, command: Command) -> None:
     argv, schema = shlex.split(command.example), import_named(command.config)
     arguments = read_arguments(argv, command.positional, find_type=partial(declared_type, schema))
     assert compose_typed(schema, arguments.options)[0]
     page = write_command_help(f"python -m {program}", command, schema)
     assert f"python -m {program} {command.name}".strip() in page
-
-
-@pytest.mark.parametrize(("program", "command"), COMMANDS.values(), ids=COMMANDS)
-def test_basic_options__are_few_and_exist(program: str, command: Command) -> None:
-    assert len(command.basic) <= 12, program
+    assert len(command.basic) <= 12
     assert len(command.basic) == len(set(command.basic))
 
 

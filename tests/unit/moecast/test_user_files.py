@@ -71,9 +71,7 @@ def test_script__that_imported_its_own_file_is_told_to_rename_it(tmp_path: Path)
     assert f"{tmp_path / 'runtime.py'} was imported under this name: rename" in done.stderr
 
 
-def test_hiding__takes_the_current_folder_off_the_path_unless_it_is_a_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hiding__takes_the_folder_off_the_path_unless_a_checkout(tmp_path, monkeypatch) -> None:
     root, here = str(ROOT), str(tmp_path)
     for folder, before, after in (
         (root, [root, "/elsewhere"], [root, "/elsewhere"]),

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collect.traces import Trace, TraceSignal
+from collect.traces import TraceSignal
 from tests.builders.traces import make_spec, make_trace
 from train.data import WARM_UP, InputSpec, TraceBatches, TraceSubset, read_contexts
 
@@ -30,12 +30,10 @@ def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(tmp_path: 
 
 def test_batches__hold_a_pool_in_memory_and_never_the_trace(tmp_path: Path) -> None:
     """Memory-mapped columns are not counted: what is counted is what was read into memory."""
-    spec = make_spec(hidden_size=256)
-    folder = tmp_path / "t"
-    make_trace(folder, spec=spec, requests_per_unit=100, prompt_tokens=30, new_tokens=2)
-    trace = Trace.open(folder)
+    sizes = {"requests_per_unit": 100, "prompt_tokens": 30, "new_tokens": 2}
+    trace = make_trace(tmp_path / "t", spec=make_spec(hidden_size=256), **sizes)
     signals = frozenset({TraceSignal.GATE_INPUT, TraceSignal.LAYER_INPUT})
-    size = sum(one.stat().st_size for one in folder.glob("*.arrow"))
+    size = sum(one.stat().st_size for one in trace.path.glob("*.arrow"))
     batches = TraceBatches(
         trace, TraceSubset.FIT, batch_size=64, needs=InputSpec(signals, (0.0, 0.8)), epoch=0,
         pool_bytes=size // 50,

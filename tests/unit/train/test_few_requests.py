@@ -13,21 +13,18 @@ from torch import nn
 from configs.program import run_program
 from predictors.errors import DiskFullError
 from predictors.files import write_atomic
-from tests.builders.traced_model import make_traced_model
+from tests.builders.traced_model import make_traced_model, training_options
 from train.checkpoint import COPIES, SPARE_BYTES, require_training_space
 
-KINDS = (["predictor=residual", "predictor.width=16"], ["reuse"])
+KINDS = ("predictor=residual", "reuse")
 
 
-def train(folder: Path, num_requests: int, *options: str) -> int:
+def train(folder: Path, num_requests: int, kind: str, *, batch_size: int = 4) -> int:
     """Runs `moecast train` on a trace of a tiny model; returns the exit code."""
-    model = make_traced_model(folder, num_units=1, requests_per_unit=num_requests)
-    given = [
-        *(f"model.id={model}", "model.name=tiny", f"trace={folder / 'trace'}"),
-        *(f"run_dir={folder / 'run'}", "overwrite=true", "figures=false", "threads=1"),
-        *("score_shifted=false", "max_epochs=1", "replay_tokens=10"),
-    ]
-    return run_program("train", [*options, *given])
+    make_traced_model(folder, num_units=1, requests_per_unit=num_requests)
+    less = ["overwrite=true", "figures=false", "threads=1", "score_shifted=false", "max_epochs=1"]
+    given = [*training_options(folder, folder / "run"), *less, f"batch_size={batch_size}"]
+    return run_program("train", [kind, *given])
 
 
 COUNTS = [(1, "1 to train on, 0 for validation"), (3, "2 to train on, 1 for validation")]
@@ -35,21 +32,21 @@ COUNTS = [(1, "1 to train on, 0 for validation"), (3, "2 to train on, 1 for vali
 
 @pytest.mark.parametrize(("num_requests", "counts"), COUNTS)
 def test_train__on_few_requests_says_what_is_missing(num_requests, counts, tmp_path, capsys):
-    for options in KINDS:
-        assert train(tmp_path, num_requests, *options, "batch_size=4") == 2
+    for kind in KINDS:
+        assert train(tmp_path, num_requests, kind) == 2
         assert f"too few requests: {counts}, 0 held out" in capsys.readouterr().err
         assert not (tmp_path / "run" / "entries").exists()
 
 
 def test_train__on_fewer_tokens_than_a_batch_says_so(tmp_path, capsys):
-    for options in KINDS:
-        assert train(tmp_path, 12, *options, "batch_size=256") == 2
+    for kind in KINDS:
+        assert train(tmp_path, 12, kind, batch_size=256) == 2
         assert "90 tokens to train on, a batch 256" in capsys.readouterr().err
 
 
 def test_train__on_one_held_out_request_works(tmp_path: Path) -> None:
-    for options in KINDS:
-        assert train(tmp_path, 4, *options, "batch_size=4") == 0
+    for kind in KINDS:
+        assert train(tmp_path, 4, kind) == 0
 
 
 def leave_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
@@ -70,8 +67,8 @@ def test_training_space__names_needed_and_free_bytes(tmp_path, monkeypatch):
 
 def test_train__on_a_full_disk_writes_no_checkpoint(tmp_path, monkeypatch, capsys):
     leave_free(monkeypatch, 1000)
-    for options in KINDS:
-        assert train(tmp_path, 12, *options, "batch_size=4") == 2
+    for kind in KINDS:
+        assert train(tmp_path, 12, kind) == 2
         assert "1,000 are free" in capsys.readouterr().err
         assert not [*(tmp_path / "run").rglob("*.ckpt")]
 

@@ -173,9 +173,7 @@ def test_score__in_blocks_equals_the_replay_step_by_step(trace: Trace, tmp_path:
         assert [one.overall.sum for one in score_layers(predictor, trace)] == hits
 
 
-def test_fit__logs_the_loss_of_all_validation_tokens_and_the_norm_of_all_gradients(
-    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit__logs_loss_of_all_tokens_and_norm_of_all_gradients(trace, tmp_path, monkeypatch):
     norms = []
 
     class Norms(Callback):
@@ -185,8 +183,7 @@ def test_fit__logs_the_loss_of_all_validation_tokens_and_the_norm_of_all_gradien
 
     monkeypatch.setattr(fit, "PlainProgress", Norms)
     (family,) = run(trace, tmp_path, max_epochs=1, batch_size=48).families
-    with (tmp_path / "logs" / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader((tmp_path / "logs/metrics.csv").read_text().splitlines()))
     batches = TraceBatches(trace, TraceSubset.VALIDATION, batch_size=7, needs=family.needs)
     losses = [family.losses(one).mul(one.chosen_LBK.size(1)).detach() for one in batches]
     loss_F = torch.stack(losses).sum(0) / len(subset_rows(trace, TraceSubset.VALIDATION))

@@ -15,7 +15,6 @@ from train.data import TraceSubset, subset_rows
 from train.reuse import ReuseBatches, ReuseStack, future, read_stretch
 
 SPEC = make_spec()
-RANDOM = np.random.default_rng(2)
 
 
 def new_family() -> ReuseStack:
@@ -24,7 +23,7 @@ def new_family() -> ReuseStack:
 
 
 def test_future__is_the_discounted_share_of_what_comes() -> None:
-    used = RANDOM.integers(0, 2, (6, 2, 3)).astype(np.float32)
+    used = np.random.default_rng(2).integers(0, 2, (6, 2, 3)).astype(np.float32)
     value = future(used, 0.7)
     for row in range(6):
         expected = sum((0.3 / 0.7) * 0.7**ahead * used[row + ahead] for ahead in range(1, 6 - row))

@@ -155,10 +155,8 @@ FILES = [
 
 def flipped(data: bytes) -> bytes:
     """One bit, anywhere; the same place for the same bytes."""
-    position = random.Random(len(data)).randrange(len(data) * 8)
-    changed = bytearray(data)
-    changed[position // 8] ^= 1 << (position % 8)
-    return bytes(changed)
+    bit = 1 << random.Random(len(data)).randrange(len(data) * 8)
+    return (int.from_bytes(data) ^ bit).to_bytes(len(data))
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {

@@ -29,6 +29,7 @@ from runtime.store.files import FileReader
 from runtime.tools.doctor import check_files, record_routing, sweep_budgets
 from runtime.transfer import thread_ring as arrivals
 from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.packed import assert_same
 from tests.builders.simulated import toy_machine
 from tests.builders.tokenizers import byte_fallback_tokenizer
 from tests.unit.runtime.commands.test_config_plan import doctor_of
@@ -117,8 +118,7 @@ def test_on_demand_reader__keeps_what_fits_and_reads_the_rest_again(on_demand, m
     source = OnDemandReader(store, keep_bytes=2 * 6144)
     first = {e: {n: w.clone() for n, w in source.pin(0, e).items()} for e in (3, 4, 5, 6)}
     for expert in (5, 3, 6, 4):
-        for name, weight in source.pin(0, expert).items():
-            assert torch.equal(weight, first[expert][name])
+        assert_same(source.pin(0, expert), first[expert])
     assert reads == [(0, 3), (0, 4), (0, 5), (0, 6), (0, 5), (0, 6)]
 
 
@@ -129,8 +129,7 @@ def test_on_demand_reader__never_keeps_what_could_not_be_read(on_demand, monkeyp
         patched.setattr(store, "read", Mock(side_effect=TransferError("no disk")))
         with pytest.raises(TransferError):
             source.pin(0, 3)
-    expected = OnDemandReader(store).pin(0, 3)
-    assert all(torch.equal(it, expected[name]) for name, it in source.pin(0, 3).items())
+    assert_same(source.pin(0, 3), OnDemandReader(store).pin(0, 3))
 
 
 def test_record__stops_when_its_time_is_up(on_demand):

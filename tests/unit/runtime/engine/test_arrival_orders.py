@@ -64,20 +64,18 @@ RUNS = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("system", "host_budget", "fails", "hangs"), RUNS.values(), ids=RUNS)
-def test_loop__any_order_of_arrivals_gives_every_byte(
-    folder, banks, monkeypatch, seed, system, host_budget, fails, hangs
-):
+@pytest.mark.parametrize("name", RUNS)
+def test_loop__any_order_of_arrivals_gives_every_byte(folder, banks, monkeypatch, seed, name):
+    system, host_budget, fails, hangs = RUNS[name]
     chance, counts = random.Random(seed), Counter()
-    rings = []
 
     def shuffled(_name, arrivals, ring):
-        rings.append(ShuffledRing(arrivals, ring, seed, fails=fails, hangs=hangs))
-        return rings[-1]
+        return ShuffledRing(arrivals, ring, seed, fails=fails, hangs=hangs)
 
     options = {"budget": "25%", "host_budget": host_budget, "system": system}
     model = serve_with_rings(folder, monkeypatch, shuffled, **options)
     engine = model.moecast.engine
+    rings = [link.ring for link in engine.loop.links]
     with model.moecast:
         for step in range(STEPS):
             engine.begin_step(np.array([1]), np.array([step // 10]))
@@ -122,11 +120,12 @@ def test_loop__holds_more_prefetches_where_events_are_far_apart(folder, monkeypa
     clock = itertools.count()
     monkeypatch.setattr(WatchedLoop, "_read_clock", lambda _: pause * next(clock))
     monkeypatch.setattr(ShuffledRing, "poll", lambda _: None)
+
+    def shuffled(_name, arrivals, ring):
+        return ShuffledRing(arrivals, ring, 0)
+
     system = SystemConfig(per_layer=False, idle_prefetch=False)
-    model = serve_with_rings(
-        folder, monkeypatch, lambda _, arrivals, ring: ShuffledRing(arrivals, ring, 0),
-        budget="75%", system=system,
-    )  # fmt: skip
+    model = serve_with_rings(folder, monkeypatch, shuffled, budget="75%", system=system)
     with model.moecast:
         engine = model.moecast.engine
         (link,) = engine.loop.links

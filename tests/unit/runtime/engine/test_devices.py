@@ -18,31 +18,10 @@ from runtime.policy.placement import ExpertPlacement
 from runtime.transfer.arena import find_near_cpus, run_near
 from runtime.transfer.thread_ring import ThreadRing
 from tests.builders.faults.workers import before_read, refuse
-from tests.builders.models import plain_eager
+from tests.builders.models import GREEDY, TOKENS
 from tests.builders.served import serve, serving, settle
 from tests.builders.waiting import wait_for
 from tests.unit.runtime.engine.test_serving import HAS_NAMES, TASKS, watch_readers
-
-TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
-GREEDY = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
-
-
-@pytest.fixture(scope="module")
-def expected(folder):
-    plain = plain_eager(folder)
-    with torch.no_grad():
-        return plain(TOKENS).logits, plain.generate(TOKENS, **GREEDY)
-
-
-def held_where_they_belong(engine) -> list[int]:
-    """How many experts each device's tiers hold; fails where one holds another's."""
-    tops = [tier for tier in engine.cache.tiers if tier.is_top]
-    placement = ExpertPlacement(len(tops))
-    settle(engine)
-    for tier in engine.cache.tiers:
-        assert all(placement.device(expert) == tier.device for expert in tier.cache)
-    return [len(list(top.cache)) for top in tops]
-
 
 WHOLE = {"chunked": False, "early_preemption": False, "reordered": False}
 SYSTEMS = {
@@ -65,10 +44,12 @@ def test_devices__change_no_bit(folder, expected, name):
     with model.moecast, torch.no_grad():
         assert torch.equal(model(TOKENS).logits, expected[0])
         assert torch.equal(model.generate(TOKENS, **GREEDY), expected[1])
-        stats, counts = model.moecast.stats(), held_where_they_belong(engine)
+        stats, placement = model.moecast.stats(), ExpertPlacement(num_devices)
+        settle(engine)
+        for tier in engine.cache.tiers:
+            assert all(placement.device(expert) == tier.device for expert in tier.cache)
+            assert tier.cache.entries or system.drop_used
         assert all(link.busy_seconds > 0 for link in engine.loop.links)
-    if not system.drop_used:
-        assert min(counts) > 0
     names = [f"{tier} {device}" for device in range(num_devices) for tier in tiers]
     assert [link.name for link in engine.loop.links] == names
     assert list(stats["lower_tiers"]) == (names[1::2] if host_budget else [])

@@ -28,20 +28,16 @@ class Likes(SignalLog):
 
 
 def test_keeper__is_shown_each_step_and_decides_what_stays(tmp_path, monkeypatch):
-    folder, predictors = tiny_qwen2_moe(tmp_path / "m", num_layers=2), []
-
-    def resolved(source, system):
-        predictors.append(Likes(source.spec))
-        return predictors[0], ""
-
-    monkeypatch.setattr("runtime.engine.forecasters.AvailablePredictors.load_reuse", resolved)
+    folder = tiny_qwen2_moe(tmp_path / "m", num_layers=2)
+    place = "runtime.engine.forecasters.AvailablePredictors.load_reuse"
+    monkeypatch.setattr(place, lambda source, _: (Likes(source.spec), ""))
     system = SystemConfig(name="kept", prefetch=False, eviction="reuse", reuse_predictor="x/reuse")
     tokens = torch.arange(24)[None] % 60
     with serving(folder, budget="50%", system=system) as model, torch.no_grad():
         for t in range(24):
             model(tokens[:, t : t + 1])
         used = {(n, e) for n, e in model.moecast.engine.cache.top.cache}
-    (reuse_predictor,) = predictors
+        reuse_predictor = model.moecast.engine.driver._reuse_guard.predictor
     shown = [[(name, layer) for name, layer, _ in step] for step in reuse_predictor.steps]
     layers = [(name, layer) for layer in range(2) for name in ("gate_input", "experts")]
     assert shown == [[("tokens", -1), ("requests", -1), *layers]] * 24

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from runtime.config import SystemConfig
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import GREEDY, TOKENS, plain_eager, tiny_qwen2_moe
 from tests.builders.served import serving
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -18,15 +18,13 @@ MODELS = [
 @pytest.mark.parametrize(("saved", "dtype", "budget", "host_budget"), MODELS)
 def test_load__answers_are_bitwise_those_of_eager(tmp_path, saved, dtype, budget, host_budget):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12, dtype=saved)
-    tokens = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
-    greedy = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
     plain, options = plain_eager(folder, dtype=dtype), {"budget": budget, "dtype": dtype}
     with serving(folder, host_budget=host_budget, **options) as model, torch.no_grad():
-        handle, expected = model.moecast, plain(tokens).logits
+        handle, expected = model.moecast, plain(TOKENS).logits
         assert f"torch.{handle.spec.dtype}" == str(expected.dtype)
         for _ in range(3):
-            assert torch.equal(model(tokens).logits, expected)
-        assert torch.equal(model.generate(tokens, **greedy), plain.generate(tokens, **greedy))
+            assert torch.equal(model(TOKENS).logits, expected)
+        assert torch.equal(model.generate(TOKENS, **GREEDY), plain.generate(TOKENS, **GREEDY))
         if host_budget is not None:
             disk = handle.stats()["lower_tiers"]["disk"]
             assert disk["requests"] == disk["hits"] + disk["misses"] + disk["joins"] > 0
@@ -46,6 +44,5 @@ def test_load__begins_with_the_first_layers(tmp_path, host_budget):
         assert list(map(len, held)) == [tier.cache.num_slots for tier in cache.tiers]
         assert all(cache.is_ready(expert) for expert in held[0])
         assert model.moecast.stats()["bytes_moved"] == 0, "counted from the first request on"
-        tokens = torch.arange(5)[None]
         with torch.no_grad():
-            assert torch.equal(model(tokens).logits, plain_eager(folder)(tokens).logits)
+            assert torch.equal(model(TOKENS).logits, plain_eager(folder)(TOKENS).logits)

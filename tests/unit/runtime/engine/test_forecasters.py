@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from predictors.baselines import DependencyPredictor, PopularityPredictor, SkipPredictor
+from predictors.baselines import DependencyPredictor, SkipPredictor
 from predictors.errors import PredictorError
 from runtime.config import ModelConfig, SystemConfig
 from runtime.engine import forecasters
 from runtime.engine.forecasters import load_system_predictors, locate_predictor
 from runtime.presets import load_system
-from tests.builders.entries import tiny_entry, tiny_spec
-from zoo.catalog import WritableZoo
-from zoo.entry import open_entry, write_entry
+from tests.builders.entries import tiny_entry, tiny_spec, write_popularity
+from tests.builders.zoos import publish
+from zoo.catalog import Zoo
 from zoo.errors import MismatchError, ZooError
 from zoo.index import blob_path
 from zoo.storage import cache_storage
@@ -25,8 +25,7 @@ def source(name, **options):
 
 def popularity(folder, **changes):
     """An entry of a predictor that forecasts all layers when a step begins."""
-    made = PopularityPredictor(tiny_spec(**changes), np.full((2, 8), 0.25, np.float32))
-    write_entry(folder / "popularity", made, name="tiny/popularity")
+    write_popularity(folder / "popularity", tiny_spec(**changes), [None, None])
     return folder
 
 
@@ -34,16 +33,15 @@ def own_routers(given):
     return SkipPredictor(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
 
 
-def publish(folder, name, **changes):
-    """Puts an entry into the user's zoo."""
-    tiny_entry(folder / name, name=name, spec=tiny_spec(**changes))
-    WritableZoo(cache_storage()).add(open_entry(folder / name))
+def publish_other(name):
+    """Puts an entry for another model into the user's zoo."""
+    publish(cache_storage(), name=name, spec=tiny_spec(revision="another"))
 
 
 def test_locate__of_a_kind_is_the_models_entry(tmp_path):
-    publish(tmp_path, "tiny/stride")
-    publish(tmp_path, "other/stride", revision="another")
-    publish(tmp_path, "tiny/mlp", revision="another")
+    publish(cache_storage(), name="tiny/stride")
+    for name in ("other/stride", "tiny/mlp"):
+        publish_other(name)
     own = SPEC.identity
     assert locate_predictor("stride", own, name="Tiny") == "tiny/stride"
     assert locate_predictor("stride", own, name="renamed") == "tiny/stride"
@@ -55,11 +53,10 @@ def test_locate__of_a_kind_is_the_models_entry(tmp_path):
     assert locate_predictor("stride", own, name="tiny", entries=tmp_path) == tmp_path / "stride"
 
 
-def test_locate__a_damaged_entry_of_another_model_does_no_harm(tmp_path, caplog):
-    publish(tmp_path, "other/stride", revision="another")
-    zoo = WritableZoo(cache_storage())
-    digest = zoo.read_index().entries["other/stride"].latest
-    (zoo.storage.folder / blob_path(digest)).write_text("{}")
+def test_locate__a_damaged_entry_of_another_model_does_no_harm(caplog):
+    publish_other("other/stride")
+    digest = Zoo(cache_storage()).read_index().entries["other/stride"].latest
+    (cache_storage().folder / blob_path(digest)).write_text("{}")
     assert locate_predictor("stride", SPEC.identity, name="tiny") is None
     assert "other/stride" in caplog.text
     assert locate_predictor("stride", SPEC.identity, name="other") == "other/stride"

@@ -3,7 +3,6 @@ the system."""
 
 import ctypes
 import resource
-import sys
 
 import psutil
 import pytest
@@ -13,9 +12,9 @@ from runtime.engine.memory import available_memory_bytes, find_library_code
 from runtime.hf.loading import unmap_weights
 from tests.builders.processes import run_python
 
-BOUND_MIB = 310
-"""The documented 300, and what processors differ by: kernels with AVX-512 are larger code."""
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+BOUND_MIB = 320
+"""The documented 300, what processors differ by (kernels with AVX-512 are larger code), and the
+matrices on which kernels for single rows are tried, 9 MiB for a moment."""
 
 # Packages of the developers' extra are hidden: Transformers imports accelerate where it is, and
 # with it boto3, 15 MiB that no user's process holds.
@@ -37,7 +36,6 @@ model.moecast.close()
 """
 
 
-@LINUX
 def test_load__peak_is_below_weights_and_budget_and_the_documented_size():
     overhead = int(run_python("-c", SERVE).stdout.splitlines()[-1]) / 2**20
     assert overhead < BOUND_MIB, f"{overhead:.0f} MiB"
@@ -98,7 +96,6 @@ def run_with_libc(code: str, function: str):
     return run_python("-c", PRELUDE + code)
 
 
-@LINUX
 def test_heap__that_a_hole_keeps_goes_back():
     code = """
 from pathlib import Path
@@ -115,7 +112,6 @@ print(before - resident())
     assert int(run_with_libc(code, "malloc_trim").stdout) > 90_000_000
 
 
-@LINUX
 @pytest.mark.parametrize("shared", [True, False])
 def test_heap__is_one_for_all_threads_once_it_is_shared(shared):
     code = f"""
@@ -187,7 +183,6 @@ def test_available__without_limit_is_the_machines(tmp_path):
         assert 0 < found <= psutil.virtual_memory().total
 
 
-@LINUX
 def test_peak__excludes_the_parent_process():
     """Linux keeps `ru_maxrss` across exec."""
     held = bytearray(300 * 2**20)
@@ -196,7 +191,6 @@ def test_peak__excludes_the_parent_process():
     assert int(run_python("-c", code).stdout) < 200 * 2**20 < len(held)
 
 
-@LINUX
 def test_heap__keeps_the_pages_of_decoded_experts():
     code = """
 from runtime.engine.memory import keep_decoded

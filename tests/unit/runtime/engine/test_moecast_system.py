@@ -11,15 +11,12 @@ from runtime.config import ModelConfig
 from runtime.engine.forecasters import SystemPredictors
 from runtime.policy.forecast_payoff import ForecastPayoff
 from tests.builders.core_runs import RandomPredictor
-from tests.builders.models import plain_eager
-from tests.builders.served import serving, settle
-
-TOKENS = torch.randint(0, 64, (1, 12), generator=torch.Generator().manual_seed(1))
-GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+from tests.builders.models import GREEDY, TOKENS
+from tests.builders.served import serving
 
 
-@pytest.mark.parametrize(("budget", "host_budget"), [("15%", None), ("40%", "60%")])
-def test_moecast__is_bitwise_eager_whatever_is_forecast(folder, monkeypatch, budget, host_budget):
+@pytest.mark.parametrize(("budget", "host"), [("15%", None), ("40%", "60%")])
+def test_moecast__is_eager_whatever_is_forecast(folder, expected, monkeypatch, budget, host):
     def forecast_at_random(_, spec, *__, **___):
         reuse = RandomPredictor(1, spec=spec, num_rows=1)
         return SystemPredictors(forecast=RandomPredictor(0, spec=spec), reuse=reuse)
@@ -27,33 +24,27 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(folder, monkeypatch, bud
     monkeypatch.setattr("runtime.engine.loading.load_system_predictors", forecast_at_random)
     # With forecasts, without, with again.
     monkeypatch.setattr(ForecastPayoff, "record_step", lambda self, s: self._set(s * 1e6 % 2 < 1))
-    expected = plain_eager(folder).generate(TOKENS, **GREEDY)
-    with serving(folder, budget=budget, host_budget=host_budget, system="moecast") as model:
-        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
-        stats, engine = model.moecast.stats(), model.moecast.engine
-        settle(engine)
-        for tier in engine.cache.tiers:
-            slots = [entry.slot for entry in tier.cache.entries.values()]
-            assert len(set(slots)) == len(slots) <= tier.cache.num_slots
+    with serving(folder, budget=budget, host_budget=host, system="moecast") as model:
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected[1])
+        stats = model.moecast.stats()
     assert stats["bytes_prefetched"] > 0
     assert stats["adaptive_prefetch"] is not None
 
 
-def test_moecast__without_entries_uses_the_routers_and_warns(folder, caplog) -> None:
-    expected = plain_eager(folder).generate(TOKENS, **GREEDY)
+def test_moecast__without_entries_uses_the_routers_and_warns(folder, expected, caplog) -> None:
     config = ModelConfig(name="nowhere", id=str(folder), dtype="float32")
     with caplog.at_level(logging.WARNING):
         model = runtime.load(config, system="moecast", budget="25%")
     with model.moecast as handle:
-        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected[1])
         driver = handle.engine.driver
         assert (driver.predictor_kind, driver.reuse_predictor_kind) == ("skip", None)
     (message,) = caplog.messages
-    assert message == (
-        "no trained predictors for nowhere in float32: system moecast forecasts with skip (no "
-        "residual) and evicts by usage counts (no reuse). To train them: moecast train "
-        f"{folder} model.dtype=float32"
+    says = (
+        "nowhere in float32: system moecast forecasts with skip (no residual) and evicts by usage"
     )
+    assert says in message
+    assert message.endswith(f"To train them: moecast train {folder} model.dtype=float32")
 
 
 def test_moecast__prompts_do_not_count_for_what_pays(folder, monkeypatch):
@@ -62,4 +53,5 @@ def test_moecast__prompts_do_not_count_for_what_pays(folder, monkeypatch):
     with serving(folder, budget="25%", system="moecast") as model:
         for _ in range(2):
             model.generate(TOKENS, **GREEDY)
+        # A batch of single tokens is a decode step.
         assert len(recorded) == model.moecast.stats()["num_decode_steps"] == 46

@@ -2,21 +2,21 @@
 
 import logging
 import re
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
 from runtime.engine import predictor_guard
 from runtime.engine.predictor_guard import MAX_SLOW_CALLS, PredictorGuard
-from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.entries import tiny_spec
-from tests.builders.models import plain_eager
+from tests.builders.lockstep import assert_equal, run_together
+from tests.builders.models import GREEDY, TOKENS, plain_eager
 from tests.builders.served import serving
 
 SPEC = tiny_spec(num_layers=2, num_experts=8, top_k=2)
@@ -41,11 +41,7 @@ class Misbehaving(Predictor):
 
 
 def changed(**fields):
-    def fail(forecasts: list[Forecast]) -> list[Forecast]:
-        (forecast,) = forecasts
-        return [Forecast(**{"layer": forecast.layer, "scores_TE": forecast.scores_TE, **fields})]
-
-    return fail
+    return lambda forecasts: [replace(one, **fields) for one in forecasts]
 
 
 def guard_of(predictor: Predictor) -> PredictorGuard:
@@ -119,9 +115,7 @@ def test_guard__calls_over_the_deadline_turn_it_off(monkeypatch):
 @pytest.mark.parametrize("role", ["predictor", "reuse_predictor"])
 @pytest.mark.parametrize(("name", "num_together"), [("no-list", 0), ("memory", 3)])
 def test_load__a_failing_predictor_changes_no_token(folder, name, num_together, role, monkeypatch):
-    tokens = torch.randint(0, 64, (1, 5), generator=torch.Generator().manual_seed(2))
-    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    expected = plain_eager(folder).generate(tokens, **options)
+    expected = plain_eager(folder).generate(TOKENS[:1], **GREEDY)
     fail, message = FAILURES[name]
     load = "load_forecaster" if role == "predictor" else "load_reuse"
     if role == "reuse_predictor":
@@ -130,14 +124,9 @@ def test_load__a_failing_predictor_changes_no_token(folder, name, num_together, 
     monkeypatch.setattr(place, lambda it, *_: (Misbehaving(it.spec, fail, good=9), ""))
     system = SystemConfig(prefetch=role == "predictor", eviction="reuse", per_layer=False)
     with serving(folder, budget="50%", system=system) as model:
-        with LockstepGroup(model) as group:
-            generate = partial(model.generate, tokens, **options)
-            members = [group.start(generate) for _ in range(num_together)]
-            while group.sequences:
-                group.step()
-        assert all(torch.equal(member.result, expected) for member in members)
-        for _ in range(2):
-            assert torch.equal(model.generate(tokens, **options), expected)
+        generate = partial(model.generate, TOKENS[:1], **GREEDY)
+        found = [*run_together(model, [generate] * num_together), generate(), generate()]
+        assert_equal(found, [expected] * (num_together + 2))
         failures = model.moecast.stats()["predictor_failures"]
         assert list(failures) == [role]
         assert re.search(message, failures[role])

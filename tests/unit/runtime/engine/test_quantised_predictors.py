@@ -78,7 +78,6 @@ def test_entry__without_samples_serves_what_the_user_names_its_quantisation(mode
 def test_entry__of_a_model_with_other_routers_is_refused(tmp_path: Path) -> None:
     quantised = quantise_gptq(save_wide(tmp_path / "gptq"))
     spec = spec_of(quantised, name="base")
-    assert spec.routers is not None
     gate = "model.layers.1.mlp.gate.weight"
     rewrite(quantised, lambda name, tensor: {name: tensor * 1.01 if name == gate else tensor})
     publish(tmp_path, replace(spec, revision="another"))

@@ -12,17 +12,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from runtime.config import BUILTIN_MODELS
 from runtime.generation import detokenizer
 from runtime.serving.served_model import make_thread_safe
-from tests.builders.plain_answers import TOKENIZER
+from tests.builders.plain_answers import TOKENIZER, text_of
 from tests.builders.tokenizers import byte_fallback_tokenizer
 
 BYTES = {
     byte: TOKENIZER.convert_tokens_to_ids(character)
     for character, byte in detokenizer.byte_level_alphabet().items()
 }
-
-
-def whole(tokens: list[int]) -> str:
-    return TOKENIZER.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=20))
@@ -53,7 +49,7 @@ def test_bytes_of_any_kind__concatenate_to_the_decoded_text(parts: list[list[int
     tokens = [token for part in parts for token in part]
     detokeniser = detokenizer.Detokenizer(TOKENIZER)
     text = "".join([*map(detokeniser.push, tokens), detokeniser.end()])
-    assert (text, detokeniser.num_characters) == (whole(tokens), len(text))
+    assert (text, detokeniser.num_characters) == (text_of(tokens), len(text))
 
 
 LLAMA, GEMMA = byte_fallback_tokenizer(), byte_fallback_tokenizer(strips=False)

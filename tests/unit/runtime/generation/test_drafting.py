@@ -1,18 +1,12 @@
 """Decoding with drafts gives the tokens of greedy decoding, in fewer steps."""
 
+from collections.abc import Sequence
 from functools import partial
 from unittest.mock import Mock
 
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from predictors.errors import MoecastError
 from runtime.config import PROMPT_LOOKUP, ModelConfig
@@ -21,6 +15,7 @@ from runtime.generation import drafting
 from runtime.generation.sampling import listen_to_tokens
 from tests.builders import served
 from tests.builders.families.build import save_family
+from tests.builders.families.table import Family
 from tests.builders.lockstep import run_together
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.tokenizers import byte_fallback_tokenizer
@@ -60,17 +55,15 @@ def count_calls(model: torch.nn.Module) -> list[int]:
     return counts
 
 
-class Cycle(LogitsProcessor):
+def repeat(input_ids, scores):
     """Makes the model repeat a few tokens."""
-
-    def __call__(self, input_ids, scores):
-        scores = scores.clone()
-        scores[0, {5: 6, 6: 7, 7: 8, 8: 9, 9: 5}.get(int(input_ids[0, -1]), 5)] += 1e3
-        return scores
+    scores = scores.clone()
+    scores[0, {5: 6, 6: 7, 7: 8, 8: 9, 9: 5}.get(int(input_ids[0, -1]), 5)] += 1e3
+    return scores
 
 
 UP_TO_100 = GenerationConfig(max_length=100)
-CYCLE = {"logits_processor": LogitsProcessorList([Cycle()])}
+CYCLE = {"logits_processor": LogitsProcessorList([repeat])}
 
 
 def hear(tokens: list[int], most: int = 0) -> StoppingCriteriaList:
@@ -197,23 +190,17 @@ def drafting_model(path, *, sureness: float):
     return model
 
 
-def dense_folder(path, *, vocab_size: int = VOCAB_SIZE, strips: bool = True):
-    """A small Llama with spare tokens; `strips=False`: with another tokenizer."""
-    torch.manual_seed(1)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    ids = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
-    config = LlamaConfig(**sizes, **heads, **ids, initializer_range=0.5)
-    LlamaForCausalLM(config).save_pretrained(path / "draft")
+def dense_folder(path, *, more_tokens: Sequence[str] = ()):
+    """A small Llama with spare tokens."""
+    folder = save_family(path / "draft", Family("llama", changes={"vocab_size": 300}))
     tokenizer = byte_fallback_tokenizer()
-    if not strips:
-        tokenizer.add_tokens(["another"])
-    tokenizer.save_pretrained(path / "draft")
-    return path / "draft"
+    tokenizer.add_tokens([*more_tokens])
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def test_draft_model__tokens_are_those_of_greedy_decoding(tmp_path) -> None:
-    folder, draft = served_folder(tmp_path), str(dense_folder(tmp_path, vocab_size=300))
+    folder, draft = served_folder(tmp_path), str(dense_folder(tmp_path))
     draft_model, pace = drafting.load_draft_model(draft, ModelConfig(id=str(folder))), EagerPace(3)
     with serving(folder) as model:
         expected = answer(model)
@@ -252,7 +239,7 @@ def test_draft_model__ends_where_it_is_unsure(tmp_path) -> None:
 
 
 def test_draft_model__of_another_tokenizer_is_refused(tmp_path) -> None:
-    draft = str(dense_folder(tmp_path, strips=False))
+    draft = str(dense_folder(tmp_path, more_tokens=["another"]))
     with pytest.raises(MoecastError, match="its tokenizer is not that of"):
         drafting.load_draft_model(draft, ModelConfig(id=str(served_folder(tmp_path))))
 
@@ -260,8 +247,3 @@ def test_draft_model__of_another_tokenizer_is_refused(tmp_path) -> None:
 def test_draft_model__misspelt_lookup_names_it() -> None:
     with pytest.raises(MoecastError, match="Did you mean 'prompt-lookup'.* or a small model"):
         drafting.load_draft_model("promt", ModelConfig())
-
-
-@pytest.mark.parametrize("draft", [None, PROMPT_LOOKUP])
-def test_draft_model__none_is_loaded_for_other_drafts(draft) -> None:
-    assert drafting.load_draft_model(draft, ModelConfig()) is None

@@ -18,7 +18,6 @@ from runtime.generation.prefix_cache import (
     MIN_TOKENS,
     PrefixCache,
     RunningText,
-    find_longest_prompt,
     find_prefix_obstacle,
 )
 from tests.builders.families.build import tiny_model
@@ -47,12 +46,13 @@ def run(text: RunningText, model: PreTrainedModel, tokens: list[int], *given, **
     return generate(model, tokens, *given, **options)
 
 
-def go_on(kept: PrefixCache, model, tokens: list[int], number: int = 4, **options: Any) -> Any:
-    """The same with what is kept, and how many tokens were."""
+def go_on(kept, model, tokens: list[int], number: int = 4, *, reused: int, **options: Any) -> Any:
+    """The same with what is kept, which are so many of the tokens."""
     text = kept.begin(tokens)
+    assert text.num_reused == reused
     found = run(text, model, tokens, number, **options)
     kept.end(text)
-    return found, text.num_reused
+    return found
 
 
 def answer(found: Any) -> list[int]:
@@ -72,24 +72,21 @@ def test_conversation__is_transformers_with_the_same_past(family: str) -> None:
     """Full attention, latent attention, windows, and recurrent, convolved and mixed layers."""
     model, kept = model_and_cache(family)
     assert find_prefix_obstacle(model) is None
-    first, num_reused = go_on(kept, model, PROMPT, 12)
-    assert num_reused == 0
+    first = go_on(kept, model, PROMPT, 12, reused=0)
     expected = generate(model, PROMPT, 12)
     require_same(first, expected)
     past = expected.past_key_values
     turn = answer(first) + QUESTION
     branched = copy.deepcopy(kept)
-    second, num_reused = go_on(kept, model, turn, 12)
-    assert num_reused == len(PROMPT) + 11  # the last token of an answer was not computed
+    # The last token of an answer was not computed.
+    second = go_on(kept, model, turn, 12, reused=len(PROMPT) + 11)
     expected = generate(model, turn, 12, past_key_values=past)
     require_same(second, expected)
-    third, num_reused = go_on(kept, model, answer(second) + QUESTION)
-    assert num_reused == len(turn) + 11
+    third = go_on(kept, model, answer(second) + QUESTION, reused=len(turn) + 11)
     require_same(third, generate(model, answer(second) + QUESTION, 4, past_key_values=past))
     # An answer that is sent back otherwise than it was written.
     changed = [*PROMPT, *UNLIKE, *QUESTION]
-    other, num_reused = go_on(branched, model, changed)
-    assert num_reused == len(PROMPT)
+    other = go_on(branched, model, changed, reused=len(PROMPT))
     prompt = DynamicCache(config=model.config)
     with torch.no_grad():
         model(torch.tensor([PROMPT]), past_key_values=prompt, logits_to_keep=1)
@@ -99,39 +96,38 @@ def test_conversation__is_transformers_with_the_same_past(family: str) -> None:
 
 def test_text__is_cut_where_a_prompt_leaves_it() -> None:
     model, kept = model_and_cache("qwen2_moe")
-    go_on(kept, model, PROMPT, 12)
+    go_on(kept, model, PROMPT, 12, reused=0)
     past = generate(model, PROMPT, 12).past_key_values
     past.crop(20 - past.get_seq_length())
     tokens = PROMPT[:20] + QUESTION
-    found, num_reused = go_on(kept, model, tokens)
-    assert num_reused == 20
+    found = go_on(kept, model, tokens, reused=20)
     require_same(found, generate(model, tokens, 4, past_key_values=past))
-    assert go_on(kept, model, PROMPT[: MIN_TOKENS - 1] + QUESTION)[1] == 0
+    go_on(kept, model, PROMPT[: MIN_TOKENS - 1] + QUESTION, reused=0)
 
 
 def test_window__is_cut_until_it_has_dropped_a_token() -> None:
     model = tiny_model("exaone_moe")
     model.config.get_text_config().sliding_window = 64
     kept = PrefixCache(model)
-    go_on(kept, model, PROMPT, 12)
-    assert go_on(kept, model, PROMPT[:30] + QUESTION)[1] == 30
-    go_on(kept, model, PROMPT, 40)  # fills the window
-    assert go_on(kept, model, PROMPT[:30] + UNLIKE)[1] == 30
+    go_on(kept, model, PROMPT, 12, reused=0)
+    go_on(kept, model, PROMPT[:30] + QUESTION, reused=30)
+    go_on(kept, model, PROMPT, 40, reused=len(PROMPT) - 1)  # fills the window
+    go_on(kept, model, PROMPT[:30] + UNLIKE, reused=30)
     kept.forget()
-    go_on(kept, model, PROMPT, 40)
-    assert go_on(kept, model, PROMPT[:30] + UNLIKE)[1] == 0
+    go_on(kept, model, PROMPT, 40, reused=0)
+    go_on(kept, model, PROMPT[:30] + UNLIKE, reused=0)
 
 
 def test_texts__that_go_on_at_the_same_time_share_nothing_that_changes() -> None:
     model, kept = model_and_cache("qwen3_next")
-    first, _ = go_on(kept, model, PROMPT, 12)
+    first, shared = go_on(kept, model, PROMPT, 12, reused=0), len(PROMPT) + 11
     tokens = [answer(first) + QUESTION, answer(first) + UNLIKE]
-    expected = [answer(go_on(copy.deepcopy(kept), model, one)[0]) for one in tokens]
+    expected = [answer(go_on(copy.deepcopy(kept), model, one, reused=shared)) for one in tokens]
     texts = [kept.begin(one) for one in tokens]
     for one, text, same in zip(tokens, texts, expected, strict=True):
-        assert text.num_reused == len(PROMPT) + 11
+        assert text.num_reused == shared
         assert answer(generate(model, one, 4, past_key_values=text.cache)) == same
-    assert answer(go_on(kept, model, tokens[0])[0]) == expected[0]
+    assert answer(go_on(kept, model, tokens[0], reused=shared)) == expected[0]
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss", "qwen3_next"])
@@ -146,26 +142,25 @@ def test_text__that_an_error_cuts_short_in_a_layer_keeps_what_came_before(family
     hook.remove()
     kept.end(text, is_intact=False)
     tokens = answer(generate(model, PROMPT, 4)) + QUESTION
-    found, num_reused = go_on(kept, model, tokens)
-    assert num_reused == (len(PROMPT) + 4 if family == "qwen2_moe" else len(PROMPT))
+    reused = len(PROMPT) + 4 if family == "qwen2_moe" else len(PROMPT)
+    found = go_on(kept, model, tokens, reused=reused)
     assert torch.allclose(found.logits[0], generate(model, tokens, 4).logits[0], atol=1e-4)
 
 
 def test_drafts__go_on_with_a_kept_text() -> None:
     model, kept = model_and_cache("gpt_oss")
-    for one in (PROMPT * 2, PROMPT * 4):
-        found, num_reused = go_on(kept, model, one, 12, **drafting_options(model, "prompt-lookup"))
+    for one, reused in ((PROMPT * 2, 0), (PROMPT * 4, len(PROMPT * 2))):
+        drafting = drafting_options(model, "prompt-lookup")
+        found = go_on(kept, model, one, 12, reused=reused, **drafting)
         assert answer(found) == answer(generate(model, one, 12))
-    assert num_reused == len(PROMPT * 2)
 
 
 def test_rope__by_length_bounds_what_goes_on() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
     config = Qwen2MoeConfig(rope_parameters={**rope, "original_max_position_embeddings": 32})
     model: Any = SimpleNamespace(config=config)
-    assert find_longest_prompt(model) == 32
     kept = PrefixCache(model)
-    assert kept.begin(PROMPT) is None
+    assert kept.begin(PROMPT[:33]) is None
     assert kept.begin(PROMPT[:32]) is not None
 
 
@@ -204,10 +199,11 @@ WORDS = st.integers(0, 2).map(lambda word: [word] * 12)
 TEXTS = st.lists(WORDS, min_size=1, max_size=6).map(lambda words: [t for w in words for t in w])
 
 
+TURN = st.tuples(TEXTS, st.integers(1, 5), st.booleans())
+
+
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(TEXTS, st.integers(1, 5), st.booleans()), max_size=12), st.integers(0, 300)
-)
+@given(st.lists(TURN, max_size=12), st.integers(0, 300))
 def test_books__longest_common_prefix_within_the_limit(turns, limit_tokens) -> None:
     config = Qwen2MoeConfig(num_hidden_layers=2)
     kept = PrefixCache(SimpleNamespace(config=config, device=torch.device("cpu")))  # type: ignore[arg-type]
@@ -243,7 +239,7 @@ def test_books__longest_common_prefix_within_the_limit(turns, limit_tokens) -> N
 
 def test_limit__takes_states_of_running_texts_too() -> None:
     model, kept = model_and_cache("qwen3_next")
-    first, _ = go_on(kept, model, PROMPT, 12)
+    first = go_on(kept, model, PROMPT, 12, reused=0)
     text = kept.begin(answer(first) + QUESTION)
     before = kept.num_bytes
     assert 0 < text.num_bytes < before
@@ -255,7 +251,7 @@ def test_limit__takes_states_of_running_texts_too() -> None:
 
 def test_memory__that_gets_short_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     model, kept = model_and_cache("qwen2_moe", shares_memory=True)
-    go_on(kept, model, PROMPT, 12)
+    go_on(kept, model, PROMPT, 12, reused=0)
     assert kept.num_texts == 1
     monkeypatch.setattr("runtime.generation.prefix_cache.measure_free_memory", lambda _: [0])
     kept.limit(None)

@@ -86,15 +86,12 @@ def test_model__embeddings_tied_to_the_output_layer_stay():
     assert model.model.embed_tokens.weight.is_floating_point()
 
 
-def test_load__changes_outputs_only_if_asked(folder):
-    logits = []
-    for wanted in (DenseFormat.OWN, DenseFormat.OWN, DenseFormat.INT4):
+def test_load__makes_integers_only_if_asked(folder):
+    for wanted in DenseFormat:
         config = ModelConfig(name="tiny", id=str(folder), dense_format=wanted)
         model = runtime.load(config, budget="50%", system="on-demand")
-        with model.moecast, torch.no_grad():
-            logits.append(model(torch.tensor([[5, 6, 7]])).logits)
-    assert torch.equal(logits[0], logits[1])
-    assert not torch.equal(logits[0], logits[2])
+        with model.moecast:
+            assert isinstance(model.lm_head, QuantisedLinear) == (wanted is not DenseFormat.OWN)
 
 
 def test_load__is_refused_without_the_library(folder, monkeypatch):

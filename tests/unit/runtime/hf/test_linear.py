@@ -74,11 +74,8 @@ def test_multiply_rows__multiplies_each_matrix_with_its_row(dtype):
     weights = [draw(48, 64, seed=seed).to(dtype) for seed in range(3)]
     rows = draw(3, 64, seed=9).to(dtype)
     own = multiply_rows(rows, weights)
-    if (
-        dtype is torch.bfloat16
-        and products.multiply_row is not None
-        and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    ):
+    has_kernel = dtype is torch.bfloat16 and products.multiply_row is not None
+    if has_kernel and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
         assert own is not None, "this processor has a kernel with PyTorch's bits"
     expected = [F.linear(row, weight) for row, weight in zip(rows.split(1), weights, strict=True)]
     assert own is None or bits(own) == bits(torch.cat(expected))
@@ -185,10 +182,8 @@ def test_ignores_added_rows__sees_sums_in_another_order(monkeypatch):
 
     torch.backends.mkldnn.enabled = True
     monkeypatch.setattr(products, "_multiply_with", multiply_backwards)
-    products._ignores_added_rows.cache_clear()
-    threads = torch.get_num_threads()
-    assert not products._ignores_added_rows(96, 768, torch.bfloat16, False, threads)
-    products._ignores_added_rows.cache_clear()
+    uncached, threads = products._ignores_added_rows.__wrapped__, torch.get_num_threads()
+    assert not uncached(96, 768, torch.bfloat16, False, threads)
 
 
 def test_convert_linears__changes_large_layers_and_no_bit():
@@ -221,18 +216,18 @@ def sum_backwards(x, weights, bias=None):
     return torch.stack([F.linear(row[None], weight.flip(1))[0] for row, weight in backwards])
 
 
+def make_zeros(x, *_):
+    return torch.zeros(2, 256, dtype=x.dtype)
+
+
 @SINGLE_ROWS
 @pytest.mark.parametrize("columns", [32, 96, 1984, 2048])
-@pytest.mark.parametrize(
-    "other",
-    [lambda x, *_: torch.zeros(2, 256, dtype=x.dtype), sum_by_the_matrix_product, sum_backwards],
-)
+@pytest.mark.parametrize("other", [make_zeros, sum_by_the_matrix_product, sum_backwards])
 def test_linear__is_left_to_pytorch_where_its_bits_are_others(other, columns, dtype, monkeypatch):
     """Those of another order of the sums, of which few numbers in bfloat16 show a difference."""
     monkeypatch.setattr(products, "_multiply", other)
-    products._has_equal_bits.cache_clear()
+    monkeypatch.setattr(products, "_has_equal_bits", products._has_equal_bits.__wrapped__)
     assert multiply_rows(draw(1, columns).to(dtype), [draw(64, columns).to(dtype)]) is None
-    products._has_equal_bits.cache_clear()
 
 
 @pytest.mark.parametrize(("width", "divided"), [(64, 32_768), (64, 128), (96, 32_768)])

@@ -19,10 +19,7 @@ def bpe(normalizer=None, pre_tokenizer=None, **more) -> PreTrainedTokenizerBase:
     names = [*sorted(BYTE_NAMES), *pre_tokenizers.ByteLevel.alphabet(), "<unk>", "aa", "\u2581"]
     vocabulary = {name: index for index, name in enumerate(dict.fromkeys(names))}
     backend = Tokenizer(models.BPE(vocabulary, [("a", "a")], **{"byte_fallback": True, **more}))
-    if normalizer is not None:
-        backend.normalizer = normalizer
-    if pre_tokenizer is not None:
-        backend.pre_tokenizer = pre_tokenizer
+    backend.normalizer, backend.pre_tokenizer = normalizer, pre_tokenizer
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
@@ -54,18 +51,9 @@ def test_nfc__shortens_no_character_by_more():
         assert len(decomposed.encode()) <= NFC_SHRINKAGE * len(composed.encode())
 
 
-def added(**flags: bool) -> PreTrainedTokenizerBase:
-    tokenizer = bpe()
-    tokenizer.add_tokens([AddedToken("<end>", special=True, **flags)], special_tokens=True)
-    return tokenizer
-
-
-def truncated() -> PreTrainedTokenizerBase:
-    tokenizer = bpe()
-    tokenizer.backend_tokenizer.enable_truncation(4)
-    return tokenizer
-
-
+STRIPPING, CUTTING = bpe(), bpe()
+STRIPPING.add_tokens([AddedToken("<end>", special=True, rstrip=True)], special_tokens=True)
+CUTTING.backend_tokenizer.enable_truncation(4)
 UNKNOWN = {
     "words": PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
@@ -76,8 +64,8 @@ UNKNOWN = {
     "stripped": bpe(normalizers.Strip()),
     "replaced": bpe(normalizers.Replace(Regex(" +"), "\u2581")),
     "in a sequence": bpe(normalizers.Sequence([MARK, normalizers.NFKC()])),
-    "a token that takes spaces": added(rstrip=True),
-    "cut": truncated(),
+    "a token that takes spaces": STRIPPING,
+    "cut": CUTTING,
 }
 
 

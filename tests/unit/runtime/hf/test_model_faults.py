@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError, PromptFileError
@@ -15,6 +14,8 @@ from runtime.hf.layers import find_moe_layers, find_top_k
 from runtime.hf.loading import build_skeleton, load_plain, load_stripped, read_config
 from runtime.hf.model_faults import check_tokens, explain_loading
 from runtime.tools.verify.reference import load_plain_model
+from tests.builders.families.build import tiny_model
+from tests.builders.families.table import FAMILIES
 from tests.builders.models import changed
 from tests.builders.quantised import rewrite
 
@@ -121,11 +122,8 @@ GROUPS = [FIT, (4, 2, 5), (4, 5, 2), (3, 1, 2), (0, 0, 2), (None, 1, 2), (4, 0, 
 
 @pytest.mark.parametrize("numbers", GROUPS, ids=str)
 def test_groups_of_experts__must_hold_those_of_a_token(numbers):
-    names = "n_group", "topk_group", "num_experts_per_tok"
-    sizes = {"n_routed_experts": 8, "num_hidden_layers": 1, "first_k_dense_replace": 0}
-    config = DeepseekV3Config(**dict(zip(names, numbers, strict=True)), **sizes, vocab_size=8)
-    with torch.device("meta"):
-        model = DeepseekV3ForCausalLM(config)
+    sizes = dict(zip(("n_group", "topk_group", "num_experts_per_tok"), numbers, strict=True))
+    model = tiny_model(FAMILIES["deepseek_v3"].changed(**sizes))
     refused = pytest.raises(CheckpointError, match="of 8 experts, in ")
     with nullcontext() if numbers == FIT else refused:
         assert find_top_k(model, find_moe_layers(model)) == 4

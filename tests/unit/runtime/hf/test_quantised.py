@@ -1,6 +1,7 @@
 """Checkpoints that are not the parameters' own bytes."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 
 import pytest
@@ -190,14 +191,14 @@ def slot_with_expert(store, expert=0):
     return slot
 
 
-@pytest.mark.parametrize("name", [*QUANTISED, "qwen3_vl_moe", "inkling"])
-def test_scratch__is_what_the_allocator_says(tmp_path, name):
+SAVES = dict.fromkeys(QUANTISED, quantised)
+SAVES |= dict.fromkeys(["qwen3_vl_moe", "inkling"], partial(save_family, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(("name", "save"), SAVES.items(), ids=SAVES)
+def test_scratch__is_what_the_allocator_says(tmp_path, name, save):
     """For all parameters of an expert one after another, as `pack` converts them."""
-    if name in QUANTISED:
-        folder = quantised(tmp_path, name)
-    else:
-        folder = save_family(tmp_path, name, dtype=torch.bfloat16)
-    store = load_stripped(folder, "auto").open_store(decodes=True)
+    store = load_stripped(save(tmp_path, name), "auto").open_store(decodes=True)
     assert store.scratch_bytes > 0
     slot_with_expert(store)
     most = measure_allocated(lambda: slot_with_expert(store, 1)) - store.layouts[0].num_bytes

@@ -1,7 +1,5 @@
 """Budgets as users write them; the least one is named in bytes."""
 
-from dataclasses import replace
-
 import pytest
 
 from runtime.errors import BudgetError
@@ -35,21 +33,18 @@ def test_budget__refuses_nonsense_with_an_example(text):
         Budget.parse(text, option="host_budget")
 
 
-def test_count_slots__names_the_least_budget():
+def test_count_slots__names_the_least_budget_and_takes_the_buffer_from_it():
     with pytest.raises(BudgetError, match="the least budget is 407 bytes"):
         count_slots(Budget(406), NEEDS)
-    assert [count_slots(Budget(num_bytes), NEEDS) for num_bytes in (407, 10**9)] == [4, 60]
-
-
-def test_count_slots__all_experts_and_the_buffer_are_100_percent():
-    assert count_slots(Budget.parse("100%"), NEEDS) == 60
-    assert count_slots(Budget.parse("50%"), NEEDS) == 29  # 3004 of 6007 bytes, 7 of them scratch
+    # Half is 3004 of 6007 bytes, 7 of them scratch.
+    counted: dict[int | str, int] = {407: 4, 10**9: 60, "50%": 29, "100%": 60}
+    assert {text: count_slots(Budget.parse(text), NEEDS) for text in counted} == counted
 
 
 def test_divide_slots__gives_each_device_its_proportion():
     assert divide_slots(Budget(1507), NEEDS, [{100: 40}, {100: 20}]) == [{100: 10}, {100: 5}]
     with pytest.raises(BudgetError, match="host_budget=1207"):
-        divide_slots(replace(Budget(1206), option="host_budget"), NEEDS, [{100: 40}, {100: 20}])
+        divide_slots(Budget(1206, option="host_budget"), NEEDS, [{100: 40}, {100: 20}])
 
 
 SHARES = [

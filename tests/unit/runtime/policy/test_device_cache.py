@@ -179,27 +179,21 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def slots_belong_to_one_expert_and_shares_hold(self):
-        for one, size, lost in zip(self.core.tiers, self.slots, self.lost, strict=True):
+        """Each tier counts what is ready, and in flight is what was started."""
+        tiers = zip(self.core.tiers, self.slots, self.flying, self.lost, strict=True)
+        for one, size, flying, lost in tiers:
             entries = one.cache.entries
             slots = [entry.slot for entry in entries.values()] + [task.slot for task in lost]
             assert len(set(slots)) == len(slots) <= size
             assert all(0 <= slot < size for slot in slots)
+            in_flight = {expert for expert, entry in entries.items() if entry.in_flight}
+            assert in_flight == {task.expert for task in flying}
+            assert one.num_ready == sum(map(one.is_ready, EVERYTHING))
+        assert self.core.is_complete == all(map(self.core.is_ready, EVERYTHING))
         if self.core.top.cache.per_layer:
             for layer in range(LAYERS):
                 held = sum(expert[0] == layer for expert in self.core.top.cache.entries)
                 assert held <= self.slots[0] // LAYERS
-
-    @invariant()
-    def complete_is_a_cache_that_holds_every_expert(self):
-        for one in self.core.tiers:
-            assert one.num_ready == sum(map(one.is_ready, EVERYTHING))
-        assert self.core.is_complete == all(map(self.core.is_ready, EVERYTHING))
-
-    @invariant()
-    def in_flight_is_what_was_started(self):
-        for one, tasks in zip(self.core.tiers, self.flying, strict=True):
-            flying = {expert for expert, entry in one.cache.entries.items() if entry.in_flight}
-            assert flying == {task.expert for task in tasks}
 
     @invariant()
     def pins_are_held_by_pending_experts_and_copies_only(self):

@@ -78,12 +78,11 @@ def test_discount__is_the_time_until_the_layer_comes():
     assert never_L[2] > never_L[3] > never_L[0] > never_L[1] > 0
 
 
-LONG = [{step % 2: 1} for step in range(1_000)]
-"""A run in which numbers might overflow."""
 DECAYED = [
     # (2/8)/4 + 1, 1/4, (4/8)/4, 1/2 of 1.75.
     ([{0: 2, 1: 8, 2: 4}, {3: 1}, {0: 1}], np.array([1.0625, 0.25, 0.125, 0.5]) / 1.75),
-    (LONG, np.array([1 / 3, 2 / 3, 0.0, 0.0])),
+    # Numbers might overflow.
+    ([{step % 2: 1} for step in range(1_000)], np.array([1 / 3, 2 / 3, 0.0, 0.0])),
 ]
 
 

@@ -47,15 +47,11 @@ class Machine(stateful.RuleBasedStateMachine):
         idle = {other for other, entry in before.items() if not (entry.pins or entry.in_flight)}
         may_go = {other for other in idle if before[other].slot in slots}
         entry, dropped = self.cache.admit(expert)
-        if free:
-            assert entry is not None
-            assert dropped is None
-        elif may_go:
-            assert entry is not None, "granted whenever something may be dropped"
+        assert (entry is not None) == bool(free or may_go)
+        assert (dropped is not None) == (not free and bool(may_go))
+        if dropped:
             assert dropped[0] in may_go
             assert dropped[1] is before[dropped[0]]
-        else:
-            assert (entry, dropped) == (None, None)
         left = set(before) - ({dropped[0]} if dropped else set())
         assert set(self.cache) == left | ({expert} if entry else set())
         return entry
@@ -138,8 +134,6 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.invariant()
     def slots_are_free_or_used_or_lost(self):
-        if not hasattr(self, "cache"):
-            return
         used = [entry.slot for entry in self.cache.entries.values()]
         assert len(self.lost.union(used)) == len(used) + len(self.lost) <= SLOTS
         for (layer, _), entry in self.cache.entries.items():

@@ -60,10 +60,9 @@ def test_reuse__score_mixes_predictions_with_past_use() -> None:
 
 
 def test_reuse__predictions_after_the_routing_count_as_those_before_it() -> None:
-    before, _ = reuse()
-    after, _ = reuse()
+    policies = before, after = [reuse()[0] for _ in range(2)]
     for step in range(3):
-        for policy in (before, after):
+        for policy in policies:
             policy.begin_step(ONE)
         for layer, value_E in enumerate(np.roll(VALUES, step, axis=1)):
             before.on_reuse_scores(layer, [value_E])
@@ -72,7 +71,7 @@ def test_reuse__predictions_after_the_routing_count_as_those_before_it() -> None
             after.on_reuse_scores(layer, [value_E])
             experts = [(a, e) for a in range(LAYERS) for e in range(EXPERTS)]
             assert [*map(after.score, experts)] == [*map(before.score, experts)]
-        for policy in (before, after):
+        for policy in policies:
             policy.end_step()
 
 
@@ -163,9 +162,7 @@ def test_reuse__without_a_predictor_equals_regret() -> None:
 
 def test_reuse__scores_do_not_depend_on_when_they_are_read() -> None:
     """They are computed when an expert is evicted: reading them after every event changes none."""
-    policies = [ReuseEviction(num_layers=LAYERS, num_experts=EXPERTS) for _ in range(2)]
-    for policy in policies:
-        policy.divide([(4, range(LAYERS))])
+    policies = [reuse()[0] for _ in range(2)]
     for step in range(40):
         rng = np.random.default_rng(step)
         events: list[tuple] = [("begin_step", ONE)]

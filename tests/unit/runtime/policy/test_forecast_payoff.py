@@ -6,21 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.config import SystemConfig
+from runtime.policy import forecast_payoff
 from runtime.policy.counters import CacheCounters
-from runtime.policy.forecast_payoff import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    OFF_STEPS,
-    ON_STEPS,
-    SKIPPED,
-    SKIPPED_OFF,
-    WATCHED,
-    ForecastPayoff,
-)
+from runtime.policy.forecast_payoff import FIRST_PAUSE, LONGEST_PAUSE, WATCHED, ForecastPayoff
 
 BYTES = 10_000
 """Of a millisecond of the link."""
-DECIDED = SKIPPED + ON_STEPS + SKIPPED_OFF + OFF_STEPS
+MEASURED = forecast_payoff.SKIPPED + forecast_payoff.ON_STEPS
+"""First steps, with forecasts."""
+WITHOUT = forecast_payoff.SKIPPED_OFF + forecast_payoff.OFF_STEPS
+"""Steps of a trial without them."""
 
 
 @dataclass
@@ -95,7 +90,7 @@ def test_payoff__a_cache_that_holds_everything_is_not_judged() -> None:
 def test_payoff__what_cannot_pay_ends_without_a_trial(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     machine = Machine(hidden=10.0, forecast=11.0)
-    assert all(machine.run(SKIPPED + ON_STEPS))
+    assert all(machine.run(MEASURED))
     assert not any(machine.run(FIRST_PAUSE))
     assert caplog.messages == [
         "prefetching turned off: forecasts take 11.00 ms a token, transfers of 10.00 ms are hidden "
@@ -106,9 +101,8 @@ def test_payoff__what_cannot_pay_ends_without_a_trial(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(("slowed", "pays"), [(5.0, True), (7.0, False)])
 def test_payoff__a_trial_decides_within_16_tokens_what_is_doubtful(slowed, pays):
     machine = Machine(hidden=10.0, forecast=4.0, slowed=slowed)
-    settings = machine.run(DECIDED)
-    assert DECIDED < 16
-    assert settings == [True] * (SKIPPED + ON_STEPS) + [False] * (SKIPPED_OFF + OFF_STEPS)
+    assert MEASURED + WITHOUT < 16
+    assert machine.run(MEASURED + WITHOUT) == [True] * MEASURED + [False] * WITHOUT
     assert machine.changes == [False, True][: 1 + pays]
     assert machine.run(FIRST_PAUSE - WATCHED) == [pays] * (FIRST_PAUSE - WATCHED)
     assert machine.payoff.num_switches == (0 if pays else 1)
@@ -116,7 +110,7 @@ def test_payoff__a_trial_decides_within_16_tokens_what_is_doubtful(slowed, pays)
 
 def test_payoff__prompts_between_the_steps_do_not_count() -> None:
     machine = Machine(hidden=10.0, forecast=4.0, slowed=5.0)
-    for number in range(DECIDED):
+    for number in range(MEASURED + WITHOUT):
         if number % 3 == 0:
             machine.step(is_decode=False, times=30.0)
         machine.step()
@@ -136,7 +130,7 @@ def test_payoff__loses_little_whatever_pays(hidden: float, forecast: float, slow
 
 def test_payoff__is_tried_again_when_other_prompts_need_more() -> None:
     machine = Machine(hidden=4.0, forecast=6.0)
-    machine.run(SKIPPED + ON_STEPS + 10 * FIRST_PAUSE)
+    machine.run(MEASURED + 10 * FIRST_PAUSE)
     assert not machine.payoff.is_on
     machine.needed, machine.hidden = 60.0, 40.0
     settings = machine.run(4 * WATCHED)
@@ -157,7 +151,7 @@ def test_payoff__is_tried_again_after_more_and_more_steps() -> None:
     trials = [i for i in range(1, len(settings)) if settings[i] and not settings[i - 1]]
     pauses = [later - earlier for earlier, later in zip(trials, trials[1:], strict=False)]
     assert pauses == sorted(pauses)
-    assert trials[0] == SKIPPED + ON_STEPS + FIRST_PAUSE
+    assert trials[0] == MEASURED + FIRST_PAUSE
     assert pauses[-1] > 10 * FIRST_PAUSE
     assert machine.payoff.num_switches == 1
 
@@ -170,7 +164,7 @@ REUSE = [(WAITING, 4.0, True), (WAITING, 6.0, False), (HIDDEN, 0.2, True), (HIDD
 def test_payoff__reuse_predictions_take_no_longer_than_eviction_saves(transfers, reuse, stays):
     """Prefetching that hides the transfers leaves eviction little to save."""
     machine = Machine(**transfers, forecast=1.0, reuse=reuse)
-    machine.run(SKIPPED + ON_STEPS)
+    machine.run(MEASURED)
     assert machine.predicts_reuse is stays
     machine.reuse = 0.1
     machine.run(4 * FIRST_PAUSE)

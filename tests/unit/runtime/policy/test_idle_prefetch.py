@@ -29,10 +29,11 @@ def step(one, values: dict[int, list[float]]) -> None:
     one.end_step()
 
 
-def test_idle_prefetch__replaces_lower_by_higher_scores() -> None:
-    one = core(4, idle_prefetch=True)
-    step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0], 2: [0.02, 0.3, 0, 0, 0, 0]})
-    drain(one)
+def test_idle_prefetch__replaces_lower_by_higher_scores_if_it_is_on() -> None:
+    one, by_default = core(4, idle_prefetch=True), core(4)
+    for either in (one, by_default):
+        step(either, {0: [0.5, 0.9, 0.1, 0.8, 0, 0], 2: [0.02, 0.3, 0, 0, 0, 0]})
+    assert drain(by_default) == [] != drain(one)
     # (0, 1) and (0, 3) first, (2, 1) next, without requests. (1, 0), with score 0, was evicted.
     assert sorted(one.top.cache) == [(0, 0), (0, 1), (0, 3), (2, 1)]
     assert sum_counters(one.top.counters).bytes_prefetched == 3 * sum(CHUNKS)
@@ -59,12 +60,6 @@ def test_idle_prefetch__comes_after_forecasts_and_ends_with_routing() -> None:
     one.request_routed(1, {5: 1})
     assert not one.top.queue.is_low((1, 1))
     one.cancel(1, [5])
-
-
-def test_idle_prefetch__is_off_by_default() -> None:
-    one = core(4)
-    step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0]})
-    assert drain(one) == []
 
 
 @pytest.mark.parametrize(("slows_computing", "fills"), [(True, False), (False, True)])

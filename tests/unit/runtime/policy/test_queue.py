@@ -26,10 +26,11 @@ def test_find_prefetch_order__names_the_known_ones() -> None:
 
 EXPERTS = st.tuples(st.integers(0, LAYERS - 1), st.integers(0, 2))
 ACTIONS = st.one_of(
-    st.tuples(st.just("push"), EXPERTS, st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0]))),
-    st.tuples(st.just("high"), EXPERTS),
-    st.tuples(st.just("remove"), EXPERTS),
-    st.tuples(st.just("clear layer"), st.integers(0, LAYERS - 1)),
+    st.tuples(
+        st.just("push_low"), EXPERTS, st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0]))
+    ),
+    st.tuples(st.sampled_from(["push_high", "remove"]), EXPERTS),
+    st.tuples(st.just("remove_low_of_layer"), st.integers(0, LAYERS - 1)),
     st.tuples(st.just("advance"), st.integers(-1, LAYERS - 1)),
 )
 
@@ -47,24 +48,19 @@ def test_queue__equals_a_list_sorted_at_every_look(order: str, actions: list[tup
         return (0.0, *REFERENCE[order](expected[expert], ahead))
 
     for name, subject, *probability in actions:
+        getattr(queue, name)(subject, *probability)
         match name:
-            case "push":
-                queue.push_low(subject, *probability)
-                if subject not in high:
-                    expected[subject] = probability[0]
-            case "high":
-                queue.push_high(subject)
+            case "push_low" if subject not in high:
+                expected[subject] = probability[0]
+            case "push_high":
                 expected.pop(subject, None)
                 high.add(subject)
             case "remove":
-                queue.remove(subject)
                 expected.pop(subject, None)
                 high.discard(subject)
-            case "clear layer":
-                queue.remove_low_of_layer(subject)
+            case "remove_low_of_layer":
                 expected = {e: p for e, p in expected.items() if e[0] != subject}
             case "advance":
                 layer_now = subject
-                queue.advance(layer_now)
         assert queue.low() == sorted(expected, key=sort_key)
         assert len(queue) == len(expected) + len(high)

@@ -48,9 +48,7 @@ class Family:
     Unless something else is given, that is whatever it has of `CONTENT`, `REASONING` and `CALLS`.
     """
 
-    def __init__(
-        self, text: str, template=HERMES, *, prefix="", content: str | None = None, reasoning=""
-    ):
+    def __init__(self, text: str, template=HERMES, *, prefix="", content=None, reasoning=""):
         self.text, self.template, self.prefix = text, template, prefix
         self.content = CONTENT * (CONTENT in text) if content is None else content
         self.reasoning = reasoning or REASONING * (REASONING in text)
@@ -154,12 +152,11 @@ def read(
         for i in range(0, len(text), size)
     ]
     deltas = [reader.read([event]) for event in [*events, reason]]
-    whole = OutputDelta(
-        text="".join(delta.text for delta in deltas),
-        reasoning="".join(delta.reasoning for delta in deltas),
-        calls=[call for delta in deltas for call in delta.calls],
-        finish_reason=deltas[-1].finish_reason,
-    )
+    whole = OutputDelta(finish_reason=deltas[-1].finish_reason)
+    for delta in deltas:
+        whole.text += delta.text
+        whole.reasoning += delta.reasoning
+        whole.calls += delta.calls
     return whole, deltas
 
 
@@ -196,7 +193,7 @@ def test_stream__has_text_at_once_and_calls_when_they_end() -> None:
 
 NAMED = {"function": {"name": "{name}", "arguments": "{content}"}}
 JSON_CALL = {"close": ";", "content": "json", "repeats": True, "transform": NAMED}
-OWN = {
+OWN: dict[str, Any] = {
     "start_anchor": "<assistant>",
     "fields": {
         "thinking": {"open": "(", "close": ")", "content": "text"},

@@ -4,7 +4,6 @@ import re
 from functools import partial
 from typing import Any
 
-import llguidance
 import pytest
 
 from runtime.serving.answers.answer_parser import AnswerParser
@@ -45,7 +44,6 @@ def takes(form: Any, prefix: str, text: str, **body: Any) -> tuple[bool, bool]:
     grammar = chat_grammar(chat, model, prefix)
     assert grammar is not None
     matcher = grammar.matcher
-    assert isinstance(matcher, llguidance.LLMatcher)
     matcher.reset()
     tokens = tokens_of(text)
     return matcher.try_consume_tokens(tokens) == len(tokens), matcher.is_accepting()
@@ -89,20 +87,19 @@ def test_content__follows_the_schema_after_the_reasoning(name: str) -> None:
 
 
 def test_tokenizers_own_template__is_followed_where_its_marks_are_texts() -> None:
-    template = {**OWN, "fields": {**OWN["fields"]}}
-    form = format_of("", response_template=template)
+    form = format_of("", response_template=OWN)
     assert takes(form, "<assistant>", '(Hm.){"a": 1}', **ANY_OBJECT) == (True, True)
     with pytest.raises(RequestError, match="have a form that no grammar can follow"):
         takes(form, "<assistant>", "", **REQUIRED)
-    template["fields"]["thinking"] = {"open_pattern": "x+", "close": ")", "content": "text"}
+    thinking = {"open_pattern": "x+", "close": ")", "content": "text"}
+    template = {**OWN, "fields": {**OWN["fields"], "thinking": thinking}}
     with pytest.raises(RequestError, match="by patterns, which no grammar can follow"):
         takes(format_of("", response_template=template), "<assistant>", "", **ANY_OBJECT)
     # A template that reads what the family writes.
     hermes = {"open": "<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True}
     calls = {**hermes, "transform": {"function": "{content}"}}
     fields = {"tool_calls": calls, "content": {"content": "text"}}
-    own = {"start_anchor": "<assistant>", "fields": fields}
-    form = format_of("<tool_call>", response_template=own)
+    form = format_of("<tool_call>", response_template={**OWN, "fields": fields})
     assert takes(form, "<assistant>", HERMES_CALL, **REQUIRED) == (True, True)
 
 

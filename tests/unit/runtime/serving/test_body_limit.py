@@ -1,12 +1,14 @@
 """Few requests are parsed at once, whatever arrives together; health waits for none of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from itertools import chain, pairwise, repeat
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.serving.edge import body_limit
 from runtime.serving.edge.body_limit import MAX_LARGE_BODIES, BodyLimitMiddleware, BodySize
@@ -50,7 +52,7 @@ class Client:
 
     def __init__(self, num_bytes: int, *, leaves=False, is_slow=False, path="/x"):
         self.statuses: list[int] = []
-        self._method, self._path = "POST" if num_bytes else "GET", path
+        self._scope = {"type": "http", "method": "POST" if num_bytes else "GET", "path": path}
         request = {"type": "http.request", "body": b"x" * num_bytes, "more_body": is_slow}
         self._messages = chain([request], repeat(LEFT) if leaves else ())
 
@@ -63,15 +65,14 @@ class Client:
         if message["type"] == "http.response.start":
             self.statuses.append(message["status"])
 
-    def ask(self, app: Callable[..., Awaitable[None]]) -> Awaitable[None]:
-        scope = {"type": "http", "method": self._method, "path": self._path, "headers": [*JSON]}
-        return app(scope, self.receive, self.send)
+    def ask(self, app: ASGIApp) -> Awaitable[None]:
+        return app({**self._scope, "headers": [*JSON]}, self.receive, self.send)
 
 
 limit = partial(BodyLimitMiddleware, max_bytes=1 << 20, timeout_seconds=60)
 
 
-def ask_all(app: SlowApp, clients: list[Client]) -> BodyLimitMiddleware:
+def ask_all(app: ASGIApp, clients: Sequence[Any]) -> BodyLimitMiddleware:
     limited = limit(app)
 
     async def run() -> None:
@@ -124,19 +125,14 @@ def test_waiting_requests__leave_rounds_of_the_event_loop_to_others(num_bytes, s
         await asyncio.sleep(0)
         await send(dict(OK))
 
-    async def count_rounds() -> None:
+    async def count_rounds(_limited: ASGIApp) -> None:
         nonlocal num_rounds
-        while True:
+        while len(seen) < len(clients):
             await asyncio.sleep(0)
             num_rounds += 1
 
-    async def run() -> None:
-        limited, counting = limit(app), asyncio.ensure_future(count_rounds())
-        clients = [Client(num_bytes) for _ in range(3 * SLOTS[BodySize.SMALL])]
-        await asyncio.gather(*(client.ask(limited) for client in clients))
-        counting.cancel()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    clients = [Client(num_bytes) for _ in range(3 * SLOTS[BodySize.SMALL])]
+    ask_all(app, [*clients, SimpleNamespace(ask=count_rounds)])
     assert all(later - start >= 10 for start, later in pairwise(seen[:: SLOTS[size]]))
 
 

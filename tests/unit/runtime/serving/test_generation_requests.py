@@ -21,8 +21,7 @@ from tests.builders.plain_answers import TOKENIZER
 from tests.builders.plain_answers import model_info as info
 from tests.builders.serving import tiny
 from tests.builders.tokenizers import byte_fallback_tokenizer
-
-HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+from tests.unit.runtime.serving.test_completions import HELLO, user
 
 
 def completion(**body: Any) -> CompletionRequest:
@@ -160,11 +159,10 @@ def test_texts_that_cannot_fit__are_refused_before_they_are_encoded(template: st
     tokenizer.apply_chat_template = lambda messages, **_: messages[0]["content"]
     model: Any = {"tokenizer": tokenizer, "max_token_bytes": 3}
     long, refusal = "\u20ac" * 201, "bytes of text are more than 20[0-9] tokens"
-    messages = [{"role": "user", "content": long}]
-    for body in (completion(prompt=[long]), chat(messages=messages)):
+    for body in (completion(prompt=[long]), chat(messages=user(long))):
         with pytest.raises(ContextTooLong, match=refusal):
             parsed(body, **model)
-    for fields in ({"prompt": long}, {"messages": messages}):
+    for fields in ({"prompt": long}, {"messages": user(long)}):
         with pytest.raises(ContextTooLong, match=refusal):
             tokenize_body(TokenizeRequest.model_validate(fields), info(**model))
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.serving.api.responses import BATCH_ITEMS, json_pieces, to_json, write_json
@@ -25,7 +25,6 @@ def make_lazy(value: Any) -> Any:
 
 
 @given(VALUES)
-@settings(max_examples=30, deadline=None)
 def test_pieces__join_to_the_text_of_json(value: Any) -> None:
     text = json.dumps(value, separators=(",", ":"))
     assert to_json(value) == to_json(make_lazy(value)) == text

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import BinaryIO
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.serving import logs
@@ -85,7 +85,6 @@ VALUES = st.recursive(
 
 
 @given(message=st.text(), value=VALUES)
-@settings(max_examples=100, deadline=None)
 def test_log_line__is_json_on_one_line_without_the_key(message: str, value) -> None:
     record = logging.LogRecord("x", logging.INFO, "f", 1, "%s %s", (message, KEY), None)
     record.fields = {"value": value, "text": message}
@@ -141,12 +140,8 @@ def test_pipe_that_nobody_reads__drops_lines_and_counts_them() -> None:
 
 
 def test_record_without_text__harms_nobody() -> None:
-    class Broken:
-        def __str__(self) -> str:
-            raise RuntimeError
-
     with pipe_log() as (log, handler, written):
-        handler.handle(logging.LogRecord("x", logging.INFO, "f", 1, "%s", (Broken(),), None))
+        handler.handle(logging.LogRecord("x", logging.INFO, "f", 1, "%d", ("no number",), None))
         log.info("next")
         assert read_event(written) == "next"
         assert handler.num_dropped == 1

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -190,7 +190,6 @@ LIVES = st.tuples(st.booleans(), st.integers(0, 4), st.integers(1, 9), ENDS)
 
 
 @given(lives=st.lists(LIVES, max_size=8))
-@settings(max_examples=40, deadline=None)
 def test_gauges__are_zero_when_all_choices_have_ended(lives) -> None:
     metrics = make_metrics(max_running=4)
     choices = []

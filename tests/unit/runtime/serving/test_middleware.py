@@ -29,8 +29,7 @@ KEYS = frozenset({"first-key", "second-key"})
 
 def application(keys: frozenset[str] = frozenset(), **options: Any) -> tuple[FastAPI, TestClient]:
     """The whole application with its middleware; the model is not loaded."""
-    never = Mock(side_effect=AssertionError("no model is loaded in these tests"))
-    service = GenerationService(never, max_running=1, max_waiting=1)
+    service = GenerationService(pytest.fail, max_running=1, max_waiting=1)
     config = ServeConfig(**options)
     app = create_app(service, config, keys=keys, telemetry=Telemetry(service, config))
     return app, TestClient(app, base_url="http://localhost", raise_server_exceptions=False)

@@ -1,14 +1,13 @@
 """The shipped alert rules and dashboard name existing metrics and are what Grafana reads."""
 
 import enum
-import itertools
 import json
 import re
 import types
 import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import combinations, product, zip_longest
+from itertools import chain, combinations, product, zip_longest
 from typing import Any
 
 import pytest
@@ -130,25 +129,23 @@ def test_dashboard__panels_are_within_the_grid_and_do_not_overlap() -> None:
     assert all(not first & second for first, second in combinations(cells, 2))
 
 
+WIDER: dict[Any, Any] = {float: int | float, typing.Any: object}
+"""Annotations of which more is an instance; a panel's options are objects of its type's class."""
+
+
 def find_misfits(value: Any, annotation: Any, path: str) -> Iterator[str]:
     """Yields the paths of what does not fit the annotations of Grafana's classes."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         found = [list(find_misfits(value, option, path)) for option in arguments]
-        yield from [] if [] in found else itertools.chain(*found)
-    elif annotation in (typing.Any, object):
-        if hasattr(value, "to_json"):  # a panel's options: of the class of its type
-            yield from find_misfits(value, type(value), path)
-    elif origin is list and isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from find_misfits(item, arguments[0], f"{path}[{number}]")
-    elif origin is dict and isinstance(value, dict):
-        for key, item in value.items():
-            yield from find_misfits(item, arguments[1], f"{path}.{key}")
+        yield from [] if [] in found else chain(*found)
+    elif origin in (list, dict) and isinstance(value, origin):
+        for key, item in value.items() if origin is dict else enumerate(value):
+            yield from find_misfits(item, arguments[-1], f"{path}[{key!r}]")
     elif origin is typing.Literal or (origin is None and issubclass(annotation, enum.Enum)):
         allowed = arguments or [member.value for member in annotation]
         yield from [] if value in allowed else [f"{path}={value!r}: not one of {allowed}"]
-    elif not isinstance(value, {float: int | float}.get(annotation, origin or annotation)):
+    elif not isinstance(value, WIDER.get(annotation, origin or annotation)):
         yield f"{path}={value!r}: not {annotation}"
     else:
         for name, kind in typing.get_type_hints(type(value)).items():

@@ -166,7 +166,6 @@ def test_wrong_fields__are_named_by_their_path(agents: RunningServer, param: str
 
 
 def test_context_that_is_too_long__is_the_inputs_fault(agents: RunningServer) -> None:
-    with pytest.raises(openai.BadRequestError, match="^Error code: 400.*context length is 2048"):
-        agents.openai().responses.create(model="tiny", input="word " * 3000)
     error = refused(agents, PATH, input="word " * 3000)
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+    assert "context length is 2048" in error["message"]

@@ -8,13 +8,10 @@ from pydantic import BaseModel, ValidationError
 from runtime.serving.api.body_fields import MAX_FIELDS, MAX_ITEMS
 from runtime.serving.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest
 from runtime.serving.api.schemas import TokenizeRequest as Tokenize
+from tests.unit.runtime.serving.test_completions import user
 
 MANY = 200_000
 FIELDS = {f"field{i}": 1 for i in range(MANY)}
-
-
-def chat(content: Any, **fields: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": content, **fields}]}
 
 
 MALFORMED: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
@@ -28,9 +25,9 @@ MALFORMED: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "stream_options": (CompletionRequest, {"prompt": "a", "stream_options": FIELDS}),
     "messages of numbers": (ChatRequest, {"messages": [1] * MANY}),
     "messages of empty objects": (ChatRequest, {"messages": [{}] * MANY}),
-    "content of numbers": (ChatRequest, chat([1] * MANY)),
-    "parts of messages": (ChatRequest, {"messages": chat([{}] * MAX_ITEMS)["messages"] * 49}),
-    "fields of a message": (ChatRequest, chat("a", **FIELDS)),
+    "content of numbers": (ChatRequest, {"messages": user([1] * MANY)}),
+    "parts of messages": (ChatRequest, {"messages": user([{}] * MAX_ITEMS) * 49}),
+    "fields of a message": (ChatRequest, {"messages": user("a", **FIELDS)}),
     "messages to tokenize": (Tokenize, {"messages": [[]] * MANY}),
     "tokens": (DetokenizeRequest, {"tokens": ["a"] * MANY}),
 }
@@ -54,10 +51,10 @@ def test_bodies__many_messages_of_many_fields_stop_at_the_first() -> None:
 
 def test_messages__are_bounded_by_all_their_parts() -> None:
     part = {"type": "text", "text": "a"}
-    full = chat([part] * (MAX_ITEMS // 2))["messages"] * 2
+    full = user([part] * (MAX_ITEMS // 2)) * 2
     assert ChatRequest.model_validate({"messages": full}).messages[1].text
     with pytest.raises(ValidationError, match=f"they have {MAX_ITEMS + 1} parts") as caught:
-        ChatRequest.model_validate({"messages": full + chat([part])["messages"]})
+        ChatRequest.model_validate({"messages": full + user([part])})
     assert caught.value.errors()[0]["loc"] == ("messages",)
 
 

@@ -173,9 +173,7 @@ TRIMS = [(range(100), False, [30, 60, 90]), ([29, 30.5, 31], True, [29, 30.5, 31
 
 
 @pytest.mark.parametrize(("seconds", "is_idle", "expected"), TRIMS)
-def test_trimmer__trims_once_an_interval_and_whenever_the_server_is_idle(
-    seconds, is_idle, expected, monkeypatch
-):
+def test_trimmer__trims_once_an_interval_and_when_idle(seconds, is_idle, expected, monkeypatch):
     now, trims = [0.0], []
     monkeypatch.setattr(app, "return_free_heap", lambda: trims.append(now[0]))
     monkeypatch.setattr(app, "time", SimpleNamespace(monotonic=lambda: now[0]))

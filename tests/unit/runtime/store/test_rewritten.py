@@ -125,11 +125,10 @@ UNNAMED = '{"origin": {"model_id": "a", "revision": 1, "config_hash": null}}'
 
 @pytest.mark.parametrize("name", [INFLATED, WITHOUT_EXPERTS, DIGESTS])
 @pytest.mark.parametrize("content", ["{", "[]", '{"origin": 1}', '{"origin": {}}', UNNAMED])
-def test_identity__of_a_damaged_record_is_refused(tmp_path, name, content):
-    folder = tiny_qwen2_moe(tmp_path)
-    (folder / name).write_text(content)
+def test_identity__of_a_damaged_record_is_refused(tiny, name, content):
+    (tiny / name).write_text(content)
     with pytest.raises(CheckpointError, match=f"{name} is damaged"):
-        identity(folder, ModelConfig(id=str(folder)))
+        identity(tiny, ModelConfig(id=str(tiny)))
 
 
 def test_write_without_experts__leaves_what_stands_in_its_place(tmp_path):

@@ -15,7 +15,7 @@ from runtime.store.model_source import find_revision, fingerprint, resolve
 from runtime.tools.doctor import check_files
 from runtime.tools.inflate import plan_inflation
 from runtime.tools.verify.reference import plain_bytes
-from tests.builders.models import changed, plain_eager, read_weights, set_fields, tiny_qwen2_moe
+from tests.builders.models import changed, plain_eager, read_weights, set_fields
 from tests.builders.packed import pack_model
 from tests.builders.served import serve_logits
 
@@ -59,42 +59,39 @@ STRAY = {
 
 
 @pytest.mark.parametrize("stray", STRAY)
-def test_stray_weights__are_in_no_answer_no_copy_and_no_count(tmp_path, stray):
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    weights = read_weights(folder)
-    STRAY[stray](folder)
+def test_stray_weights__are_in_no_answer_no_copy_and_no_count(tmp_path, tiny, stray):
+    weights = read_weights(tiny)
+    STRAY[stray](tiny)
     dense = tmp_path / "dense"
-    store = pack_model(folder, tmp_path / "store", dense_output=dense)
+    store = pack_model(tiny, tmp_path / "store", dense_output=dense)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in read_weights(dense).items())
-    plain = plain_eager(folder)
-    for model in (folder, dense):
+    plain = plain_eager(tiny)
+    for model in (tiny, dense):
         found = serve_logits(model, TOKENS, store=store, budget="40%")
         assert torch.equal(found, plain(TOKENS).logits)
 
-    files, facts = list_weight_files(folder), check_files(folder, digests=False)
+    files, facts = list_weight_files(tiny), check_files(tiny, digests=False)
     assert facts["tensors"] == len(weights)
     assert facts["bytes"] == sum(file.stat().st_size for file in files)
     bytes_of_weights = sum(tensor.nbytes for tensor in weights.values())
-    assert plain_bytes(folder, "auto") - plain_bytes(dense, "auto") < 1.2 * bytes_of_weights
-    for name, tensor in plan_inflation(folder, total_bytes=10**6).tensors.items():
+    assert plain_bytes(tiny, "auto") - plain_bytes(dense, "auto") < 1.2 * bytes_of_weights
+    for name, tensor in plan_inflation(tiny, total_bytes=10**6).tensors.items():
         assert tensor.source.file in files, name
 
 
-def test_fingerprint__is_of_the_weights_alone(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    before = fingerprint(folder), find_revision(folder)
-    add_zeros("original.safetensors", folder)
-    assert (fingerprint(folder), find_revision(folder)) == before
+def test_fingerprint__is_of_the_weights_alone(tiny):
+    before = fingerprint(tiny), find_revision(tiny)
+    add_zeros("original.safetensors", tiny)
+    assert (fingerprint(tiny), find_revision(tiny)) == before
 
 
-def test_list_weight_files__says_what_there_is_in_place_of_an_index(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    (folder / WEIGHTS_INDEX).unlink()
+def test_list_weight_files__says_what_there_is_in_place_of_an_index(tiny):
+    (tiny / WEIGHTS_INDEX).unlink()
     with pytest.raises(CheckpointError, match=r"no model\.safetensors and no .*index.* is needed"):
-        list_weight_files(folder)
-    (folder / "shard-00001-model-00001-of-00002.safetensors").touch()
+        list_weight_files(tiny)
+    (tiny / "shard-00001-model-00001-of-00002.safetensors").touch()
     with pytest.raises(CheckpointError, match="distributed training"):
-        list_weight_files(folder)
+        list_weight_files(tiny)
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "model.bin", 7, ["x"], ""])
@@ -105,31 +102,30 @@ def test_list_weight_files__takes_no_name_outside_the_folder(tmp_path, folder, n
 
 
 @pytest.mark.parametrize("is_sharded", [True, False])
-def test_resolve__downloads_the_model_s_own_weights_alone(tmp_path, monkeypatch, is_sharded):
+def test_resolve__downloads_the_model_s_own_weights_alone(tmp_path, tiny, monkeypatch, is_sharded):
     import huggingface_hub
     from huggingface_hub.utils import filter_repo_objects
 
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    shards = [file.name for file in list_weight_files(folder)]
+    shards = [file.name for file in list_weight_files(tiny)]
     kept = {"config.json", "generation_config.json", WEIGHTS_INDEX, *shards}
-    add_zeros("consolidated.safetensors", folder)
+    add_zeros("consolidated.safetensors", tiny)
     if not is_sharded:
-        add_zeros(WEIGHTS, folder)
+        add_zeros(WEIGHTS, tiny)
         kept = {*kept, WEIGHTS} - set(shards)
-    shutil.copytree(folder, tmp_path / "copy")
-    (tmp_path / "copy").rename(folder / "original")
+    shutil.copytree(tiny, tmp_path / "copy")
+    (tmp_path / "copy").rename(tiny / "original")
     snapshot = tmp_path / "snapshots" / ("a" * 40)
 
     def download(_model: str, *, revision, **options) -> str:
         assert revision in (None, snapshot.name)
-        files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+        files = [str(path.relative_to(tiny)) for path in tiny.rglob("*") if path.is_file()]
         patterns = {kind: options[kind] for kind in ("allow_patterns", "ignore_patterns")}
         for name in filter_repo_objects(files, **patterns):
             (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(folder / name, snapshot / name)
+            shutil.copy(tiny / name, snapshot / name)
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: folder / "config.json")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: tiny / "config.json")
     assert resolve(ModelConfig(id="org/model", local_only=False)) == snapshot
     assert {str(path.relative_to(snapshot)) for path in snapshot.rglob("*")} == kept

@@ -5,6 +5,7 @@ import threading
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from runtime.transfer.file_ring import StoreRing
 from runtime.transfer.ring import ARRIVED, DAMAGED, FAILED
 from runtime.transfer.thread_ring import ThreadRing, make_arrivals, rings
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.packed import flip_bit, packed, source_of
+from tests.builders.packed import flip_bit, packed, read_expert, source_of
 from tests.builders.page_cache import uncached_zeros
 from tests.builders.parts import WAIT_SECONDS
 from tests.unit.runtime.transfer.test_rings import ARRIVALS, COMPILED
@@ -47,6 +48,14 @@ def settled(ring, arrivals, count: int) -> dict[int, int]:
                 assert ticket not in ended
                 ended[ticket] = status
     return ended
+
+
+def run(ring, arrivals, experts, *, first: int = 0, chunks: range = range(1)) -> dict[int, int]:
+    """Status of each ticket, from the first on, of experts of layer 0, each into the slot of its
+    number."""
+    for ticket, expert in enumerate(experts, first):
+        ring.submit(ticket, task((0, expert), expert, chunks))
+    return settled(ring, arrivals, len(experts))
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +94,8 @@ def test_store_ring__fills_slots_as_the_store_does(open_kind, arrivals, num_thre
 
 def error_of(store: ExpertStore, expert: tuple[int, int]) -> TransferError:
     """What the store itself says of a read."""
-    layout = store.layouts[expert[0]]
     with pytest.raises(TransferError) as caught:
-        store.read(*expert, range(len(layout.chunks)), allocate_aligned(layout.num_bytes))
+        read_expert(store, *expert)
     return caught.value
 
 
@@ -103,28 +111,24 @@ def files_of(store: ExpertStore) -> Path:
 @pytest.mark.parametrize("open_kind", ["packed", "checkpoint"], indirect=True)
 def test_store_ring__fails_with_the_words_of_the_store(open_kind, arrivals):
     num_before, store = num_open_files(), open_kind()
-    ring = StoreRing(arrivals, store, Arena(store.layouts, 2), num_threads=2)
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 6), num_threads=2)
     chunks, file = range(len(store.layouts[0].chunks)), files_of(store)
     content = file.read_bytes()
     try:
-        ring.submit(0, task((0, 0), 0, chunks))
-        assert settled(ring, arrivals, 1) == {0: ARRIVED}
+        assert run(ring, arrivals, [0], chunks=chunks) == {0: ARRIVED}
         os.truncate(file, 10_000)
-        for ticket in range(1, 9):
-            ring.submit(ticket, task((0, ticket % 6), ticket % 2, chunks))
-        assert set(settled(ring, arrivals, 8).values()) == {FAILED}
-        error, expected = ring.errors[1], error_of(store, (0, 1))
+        failed = run(ring, arrivals, [*range(6)] * 2, first=1, chunks=chunks)
+        assert failed == dict.fromkeys(range(1, 13), FAILED)
+        error, expected = ring.errors[2], error_of(store, (0, 1))
         assert str(error) == str(expected)
         assert "ends at byte 10000" in str(error)
         assert error.fault == expected.fault == Fault.TRUNCATED
         file.unlink()
-        ring.submit(9, task((0, 0), 0, chunks))
-        assert settled(ring, arrivals, 1) == {9: FAILED}
-        assert "No such file" in str(ring.errors[9])
+        assert run(ring, arrivals, [0], first=13, chunks=chunks) == {13: FAILED}
+        assert "No such file" in str(ring.errors[13])
     finally:
         file.write_bytes(content)  # fetched again: another file of the same name
-    ring.submit(10, task((0, 0), 0, chunks))
-    assert settled(ring, arrivals, 1) == {10: ARRIVED}
+    assert run(ring, arrivals, [0], first=14, chunks=chunks) == {14: ARRIVED}
     assert ring.close(WAIT_SECONDS)
     assert num_open_files() == num_before
 
@@ -137,8 +141,8 @@ def test_store_ring__finds_damage_in_every_chunk(open_kind, arrivals):
     for chunk, [(start, _)] in enumerate(ranges):
         bit = 8 * (start + 100) + 2
         flip_bit(files_of(store), bit)
-        ring.submit(chunk, task((0, 0), 0, range(len(ranges))))
-        assert settled(ring, arrivals, 1) == {chunk: FAILED}
+        failed = run(ring, arrivals, [0], first=chunk, chunks=range(len(ranges)))
+        assert failed == {chunk: FAILED}
         error = ring.errors[chunk]
         assert str(error) == str(error_of(store, (0, 0)))
         assert f"chunk {chunk}) are damaged" in str(error)
@@ -172,31 +176,23 @@ def test_store_ring__an_error_of_the_disk_is_tried_and_named_by_the_store(arriva
     # The first page of a process is never there: each read of it is EIO.
     store = StoredFile(Path("/proc/self/mem"))
     ring = StoreRing(arrivals, store, Arena(store.layouts, 1), num_threads=1)
-    ring.submit(0, task((0, 0), 0, range(1)))
-    assert settled(ring, arrivals, 1) == {0: FAILED}
+    assert run(ring, arrivals, [0]) == {0: FAILED}
     assert "reading 1000 bytes of it at 0 failed 3 times: [Errno 5]" in str(ring.errors[0])
     assert ring.errors[0].fault == Fault.READ
     assert ring.close(WAIT_SECONDS)
 
 
-@pytest.fixture
-def altered(tmp_path) -> StoredFile:
-    """Its experts have a checksum that no bytes have."""
-    (tmp_path / "experts").write_bytes(os.urandom(8_000))
-    return StoredFile(tmp_path / "experts", checksum=1)
-
-
 @COMPILED
-def test_store_ring__what_fails_once_arrives_the_slow_way_unless_it_is_given_up(tmp_path, altered):
+def test_store_ring__what_fails_once_arrives_the_slow_way_unless_it_is_given_up(tmp_path):
+    (tmp_path / "experts").write_bytes(os.urandom(8_000))
+    altered = StoredFile(tmp_path / "experts", checksum=1)  # which no bytes have
     arrivals, arena = rings.Arrivals(), Arena(altered.layouts, 8)
     ring = StoreRing(arrivals, altered, arena, num_threads=1)
     ring.submit(8, task((0, 0), 0, range(1)))
     ring.replace_thread(8)
     assert settled(ring, arrivals, 1) == {8: DAMAGED}
     assert altered.num_reads == 0
-    for expert in range(8):
-        ring.submit(expert, task((0, expert), expert, range(1)))
-    assert settled(ring, arrivals, 8) == dict.fromkeys(range(8), ARRIVED)
+    assert run(ring, arrivals, range(8)) == dict.fromkeys(range(8), ARRIVED)
     assert altered.num_reads == 8
     slots = b"".join(bytes(arena.slot(expert)[:1_000].numpy()) for expert in range(8))
     assert slots == (tmp_path / "experts").read_bytes()
@@ -228,9 +224,7 @@ def test_store_ring__uses_the_page_cache_as_configured(tmp_path, page_cache):
     store, arrivals = StoredFile(file, num_bytes=1_000_000), make_arrivals()
     store.files = FileReader(page_cache=page_cache)
     ring = StoreRing(arrivals, store, Arena(store.layouts, 8), num_threads=1)
-    for expert in range(8):
-        ring.submit(expert, task((0, expert), expert, range(1)))
-    assert settled(ring, arrivals, 8) == dict.fromkeys(range(8), ARRIVED)
+    assert run(ring, arrivals, range(8)) == dict.fromkeys(range(8), ARRIVED)
     kept = cached_bytes([file])
     assert kept >= 8_000_000 if page_cache is PageCache.KEEP else kept == 0
     assert ring.close(WAIT_SECONDS)
@@ -242,8 +236,7 @@ def test_store_ring__reads_on_the_processors_given(tmp_path, arrivals):
     ring = StoreRing(arrivals, store, Arena(store.layouts, 1), num_threads=1, cpus=cpus)
     tasks = Path("/proc/self/task")
     before = set(tasks.iterdir())
-    ring.submit(0, task((0, 0), 0, range(1)))
-    assert settled(ring, arrivals, 1) == {0: ARRIVED}
+    assert run(ring, arrivals, [0]) == {0: ARRIVED}
     (thread,) = set(tasks.iterdir()) - before
     assert os.sched_getaffinity(int(thread.name)) == cpus
     assert ring.close(WAIT_SECONDS)
@@ -319,23 +312,17 @@ class TestThreadRing:
         assert ring.close(WAIT_SECONDS)
         assert sorted(gate.order) == [0, 1]
         assert len(arrivals.take()) == 2
-        with pytest.raises(RuntimeError, match="closed"):
-            ring.submit(9, numbered(9))
 
     @pytest.mark.parametrize("death", [ValueError("a bug"), SystemExit(3), MemoryError()])
     def test_transfer__that_raises_fails_and_the_next_one_runs(self, arrivals, death, caplog):
-        failures = {1: TransferError("no bytes", fault=Fault.TRUNCATED), 2: death}
-
-        def transfer(task: TransferTask) -> None:
-            if task.slot in failures:
-                raise failures[task.slot]
-
+        refusal = TransferError("no bytes", fault=Fault.TRUNCATED)
+        transfer = Mock(side_effect=[None, refusal, death, None])
         ring = ThreadRing(arrivals, transfer, name="disk")
         for number in range(4):
             ring.submit(number, numbered(number))
         assert settled(ring, arrivals, 4) == {0: ARRIVED, 1: FAILED, 2: FAILED, 3: ARRIVED}
         assert ring.errors.keys() == {1, 2}
-        assert ring.errors[1] is failures[1]
+        assert ring.errors[1] is refusal
         assert ring.errors[2].fault == Fault.DIED
         assert type(death).__name__ in str(ring.errors[2])
         assert "layer 0 expert 2" in str(ring.errors[2])

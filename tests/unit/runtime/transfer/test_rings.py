@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,12 @@ from runtime.store.files import BLOCK, DESCRIPTORS, FileReader
 from runtime.transfer.file_ring import CHECKED, DROPPED, PART
 from runtime.transfer.ring import ARRIVED, DAMAGED, END_OF_FILE
 from runtime.transfer.thread_ring import QueuedArrivals, rings
+from tests.builders.killing import in_a_child
 from tests.builders.parts import WAIT_SECONDS, Memory, await_arrivals, statuses
 from tests.builders.processes import run_python
 
 FILE_BYTES = 3_000_001
 CONTENT = random.Random(0).randbytes(FILE_BYTES)
-LARGEST = 1_200_000
 MEMORY_BYTES = 6 << 20
 COMPILED = pytest.mark.skipif(rings is None, reason="no C compiler")
 ARRIVALS = [QueuedArrivals, pytest.param(rings and rings.Arrivals, marks=COMPILED)]
@@ -58,16 +58,10 @@ def untimed(taken: list[tuple]) -> list[tuple]:
     return [(ticket, status, seconds) for ticket, status, seconds, _ in taken]
 
 
-MALFORMED = [
-    (b"x", b""),
-    (PART.pack(0, 0, 0, 1, 0, 0), b"x"),
-    (PART.pack(0, 0, 0, 1, 0, 0), b""),
-    (PART.pack(-2, 0, 0, 1, 0, 0), b""),
-    (PART.pack(-1, 4, 0, 1, 0, 0), b""),
-    (PART.pack(-1, 0, 0, -1, 0, 0), b""),
-    (PART.pack(-1, 0, -1, 1, 0, 0), b""),
-    (PART.pack(-1, CHECKED, 0, 240, 0, 0), b""),
-]
+FIELDS = [(0, 0, 0, 1), (-2, 0, 0, 1), (-1, 4, 0, 1), (-1, 0, 0, -1), (-1, 0, -1, 1)]
+"""File, flags, offset and size of parts that are refused without files."""
+MALFORMED = [(b"x", b""), (PART.pack(0, 0, 0, 1, 0, 0), b"x")]
+MALFORMED += [(PART.pack(*fields, 0, 0), b"") for fields in [*FIELDS, (-1, CHECKED, 0, 240)]]
 
 
 @COMPILED
@@ -93,7 +87,7 @@ class TestFileRing:
             expected, parts = bytearray(MEMORY_BYTES), []
             place, offset = rng.randrange(2 * BLOCK), rng.randrange(FILE_BYTES)
             for _ in range(rng.randrange(1, 5)):
-                sizes = rng.randrange(1_000), rng.randrange(LARGEST), BLOCK * rng.randrange(40)
+                sizes = rng.randrange(1_000), rng.randrange(1_200_000), BLOCK * rng.randrange(40)
                 size = rng.choice(sizes)
                 # Where the last one ended, near it, or elsewhere; or all on the edges of blocks.
                 near, elsewhere = offset + rng.randrange(2 * BLOCK), rng.randrange(1_000_000)
@@ -112,9 +106,7 @@ class TestFileRing:
             assert statuses(arrivals) == {ticket: ARRIVED}
             assert memory.bytes == expected
 
-    def test_file__that_refuses_direct_reads_is_read_through_the_cache(
-        self, ring, arrivals, memory, tmp_path
-    ):
+    def test_direct_reads__refused_go_through_the_cache(self, ring, arrivals, memory, tmp_path):
         (tmp_path / "file").write_bytes(CONTENT)
         file = os.open(tmp_path / "file", os.O_RDONLY)
         refusing = os.open("/proc/self/ns/mnt", os.O_RDONLY)  # each read is EINVAL
@@ -244,30 +236,29 @@ class TestLife:
         ring = rings.FileRing(arrivals, 2)
         ring.submit(0, True, b"", b"")
         await_arrivals(arrivals)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            with suppress(BaseException):
-                for call in (
-                    arrivals.take,
-                    ring.running,
-                    lambda: arrivals.post(0, 0, 0.0),
-                    lambda: arrivals.wait(0.0),
-                    lambda: ring.submit(1, True, b"", b""),
-                    lambda: ring.cancel(1),
-                    lambda: ring.close(1.0),
-                    lambda: rings.FileRing(arrivals, 1),
-                ):
-                    with pytest.raises(RuntimeError):
-                        call()
-                del ring, arrivals, call
-                gc.collect()
-                mine = rings.Arrivals()
-                another = rings.FileRing(mine, 1)
-                another.submit(5, True, b"", b"")
-                code = 0 if mine.wait(60.0) else 2
-            os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def use_both_and_then_others() -> None:
+            nonlocal arrivals, ring
+            for call in (
+                arrivals.take,
+                ring.running,
+                partial(arrivals.post, 0, 0, 0.0),
+                partial(arrivals.wait, 0.0),
+                partial(ring.submit, 1, True, b"", b""),
+                partial(ring.cancel, 1),
+                partial(ring.close, 1.0),
+                partial(rings.FileRing, arrivals, 1),
+            ):
+                with pytest.raises(RuntimeError):
+                    call()
+            del ring, arrivals, call
+            gc.collect()
+            mine = rings.Arrivals()
+            another = rings.FileRing(mine, 1)
+            another.submit(5, True, b"", b"")
+            assert mine.wait(60.0)
+
+        assert in_a_child(use_both_and_then_others) == 0
         ring.submit(1, True, b"", b"")
         assert statuses(arrivals) == {1: ARRIVED}
 

@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,15 +15,13 @@ from runtime.config import SystemConfig
 from runtime.errors import TransferError
 from runtime.transfer import watched_loop
 from tests.builders.held_ring import HeldRing
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import GREEDY, TOKENS, plain_eager, tiny_qwen2_moe
 from tests.builders.predictors import small_spec
 from tests.builders.served import serve_with_rings, serve_with_transfers, settle
 
-TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
-GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
 
-
-def serve_hanging(folder, monkeypatch, *, when, num, **kwargs):
+@contextmanager
+def serving_hanging(folder, monkeypatch, *, when, num, budget, watchdog_seconds):
     """The model, whose reads from the `when`-th on hang, so many of them, and the event that lets
     them go: they write rubbish then."""
     let_go, numbers = threading.Event(), itertools.count(1)
@@ -38,32 +36,33 @@ def serve_hanging(folder, monkeypatch, *, when, num, **kwargs):
 
         return hang
 
-    return serve_with_transfers(folder, monkeypatch, wrap, **kwargs), let_go
+    system = SystemConfig(watchdog_seconds=watchdog_seconds)
+    model = serve_with_transfers(folder, monkeypatch, wrap, budget=budget, system=system)
+    try:
+        yield model, let_go
+    finally:
+        let_go.set()
+        model.close()
 
 
 @pytest.mark.parametrize("when", [1, 4])
 def test_watchdog__sets_the_slot_of_a_hanging_transfer_aside(folder, monkeypatch, when):
     expected = plain_eager(folder).generate(TOKENS, **GREEDY)
-    options = {"budget": "20%", "system": SystemConfig(watchdog_seconds=1.0)}
-    model, let_go = serve_hanging(folder, monkeypatch, when=when, num=1, **options)
-    engine = model.moecast.engine
-    try:
+    options = {"when": when, "num": 1, "budget": "20%", "watchdog_seconds": 1.0}
+    with serving_hanging(folder, monkeypatch, **options) as (model, let_go):
+        engine = model.moecast.engine
         assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
         assert engine.report()["lost_threads"] == engine.cache.top.cache.num_quarantined == 1
         let_go.set()
         while engine.report()["lost_threads"]:
             assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
         assert engine.cache.top.cache.num_quarantined == 0
-    finally:
-        let_go.set()
-        model.moecast.close()
 
 
 def test_watchdog__a_dead_disk_is_an_error_until_it_answers(folder, monkeypatch):
     expected = plain_eager(folder).generate(TOKENS, **GREEDY)
-    options = {"budget": "60%", "system": SystemConfig(watchdog_seconds=0.2)}
-    model, let_go = serve_hanging(folder, monkeypatch, when=1, num=1000, **options)
-    try:
+    options = {"when": 1, "num": 1000, "budget": "60%", "watchdog_seconds": 0.2}
+    with serving_hanging(folder, monkeypatch, **options) as (model, let_go):
         for _ in range(2):
             with pytest.raises(TransferError, match="reads of experts have hung.*check the disk"):
                 model.generate(TOKENS, **GREEDY)
@@ -71,9 +70,6 @@ def test_watchdog__a_dead_disk_is_an_error_until_it_answers(folder, monkeypatch)
         while model.moecast.stats()["lost_threads"]:
             time.sleep(0.01)
         assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
-    finally:
-        let_go.set()
-        model.close()
 
 
 def test_watchdog__after_an_idle_time_a_thread_reads_on_beside_those_that_hang(folder, monkeypatch):
@@ -81,8 +77,8 @@ def test_watchdog__after_an_idle_time_a_thread_reads_on_beside_those_that_hang(f
     clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
     monkeypatch.setattr(watched_loop, "time", clock)
 
-    def held(_name, arrivals, ring):
-        return HeldRing(arrivals, ring, num_held=watched_loop.MAX_LOST)
+    def held(_name, *ring):
+        return HeldRing(*ring, num_held=watched_loop.MAX_LOST)
 
     system = SystemConfig(prefetch=False, watchdog_seconds=0.01)
     model = serve_with_rings(folder, monkeypatch, held, budget="60%", system=system)

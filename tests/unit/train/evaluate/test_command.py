@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +48,19 @@ def figures(results: dict) -> dict:
 
 
 @pytest.fixture(scope="module")
-def finished(trace, tmp_path_factory) -> tuple[Path, dict]:
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    return folder, run(folder, trace, systems=["oracle", "lfu", "token", "promoe"])
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs") / "run"
 
 
-def group(rows: list[dict], *keys: str) -> dict[tuple, list[dict]]:
-    found: dict[tuple, list[dict]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return found
+@pytest.fixture(scope="module")
+def results(folder, trace) -> dict:
+    return run(folder, trace, systems=["oracle", "lfu", "token", "promoe"])
 
 
-def test_evaluate__replays_every_system_in_every_condition(finished) -> None:
-    cells = group(finished[1]["rows"], "budget", "batch")
+def test_evaluate__replays_every_system_in_every_condition(results) -> None:
+    cells = [list(cell) for _, cell in groupby(results["rows"], itemgetter("budget", "batch"))]
     assert len(cells) == 2 * 2
-    for (budget, _), here in cells.items():
+    for here in cells:
         assert [one["system"] for one in here] == ["on-demand", "lfu", "token", "oracle"]
         assert here[0]["speedup_decode"] == 1.0
         for one in here:
@@ -69,16 +68,15 @@ def test_evaluate__replays_every_system_in_every_condition(finished) -> None:
             assert one["of_bound"] == pytest.approx(one["bound_tpot_ms"] / one["tpot_mean_ms"])
             assert one["tpot_ms"] <= one["tpot_p95_ms"]
         # 40 % and 80 % of 32 experts of 17,301,504 bytes.
-        slots = {"40%": 12, "80%": 25}[budget]
+        slots = {"40%": 12, "80%": 25}[here[0]["budget"]]
         assert {one["peak_bytes"] for one in here} == {slots * 17_301_504}
         assert {one["new_tokens"] for one in here} == {12}
         assert all(0 <= one["stall_share"] <= 1 for one in here)
 
 
-def test_evaluate__known_tokens_bring_the_oracle_to_the_bound(finished) -> None:
-    _, results = finished
+def test_evaluate__known_tokens_bring_the_oracle_to_the_bound(results) -> None:
     assert len(results["known"]) == 2 * 5
-    for here in group(results["known"], "budget").values():
+    for _, here in groupby(results["known"], itemgetter("budget")):
         shares = {one["system"]: one["of_bound"] for one in here}
         assert list(shares) == ["1", "2", "4", "8", "all"]
         assert shares["1"] < shares["all"] <= 1 + 1e-9
@@ -86,8 +84,7 @@ def test_evaluate__known_tokens_bring_the_oracle_to_the_bound(finished) -> None:
     assert {standing["first"] for standing in results["winners"]} <= {"lfu", "token", "on-demand"}
 
 
-def test_evaluate__names_what_cannot_be_replayed_and_why(finished) -> None:
-    _, results = finished
+def test_evaluate__names_what_cannot_be_replayed_and_why(results) -> None:
     assert "no zoo entry synthetic/stride" in results["missing"]["promoe"]
     assert "promoe" not in results["systems"]
 
@@ -105,8 +102,8 @@ def test_evaluate__moecast_and_counted_systems_need_only_routing(tmp_path) -> No
     }
 
 
-def test_evaluate__report_holds_its_figures_and_loads_nothing(finished) -> None:
-    folder, _ = finished
+@pytest.mark.usefixtures("results")
+def test_evaluate__report_holds_its_figures_and_loads_nothing(folder) -> None:
     latencies = ["tpot-against-budget", "ttft-against-budget", "tpot-distribution"]
     others = ["throughput-against-batch-size", "share-of-the-bound-against-known-tokens"]
     for name in [*latencies, *others]:
@@ -117,8 +114,7 @@ def test_evaluate__report_holds_its_figures_and_loads_nothing(finished) -> None:
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
-def test_evaluate__keeps_finished_replays(finished, trace) -> None:
-    folder, results = finished
+def test_evaluate__keeps_finished_replays(folder, results, trace) -> None:
     cells = sorted((folder / "replays").iterdir())
     before = {path: path.stat().st_mtime_ns for path in cells}
     lost = next(path for path in cells if json.loads(path.read_text())["part"] == "table")
@@ -129,8 +125,7 @@ def test_evaluate__keeps_finished_replays(finished, trace) -> None:
     assert figures(again) == figures(results)
 
 
-def test_evaluate__processes_give_the_same_figures(finished, trace, tmp_path) -> None:
-    _, results = finished
+def test_evaluate__processes_give_the_same_figures(results, trace, tmp_path) -> None:
     again = run(tmp_path, trace, systems=["oracle", "lfu", "token"], figures=False, workers=2)
     assert figures(again) == figures(results)
 

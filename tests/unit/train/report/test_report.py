@@ -12,7 +12,7 @@ import pytest
 from collect.traces import Trace
 from runtime.config import SystemConfig
 from tests.builders.simulated import toy_accelerator
-from tests.builders.traces import make_spec, make_trace
+from tests.builders.traces import make_trace
 from train.config import TrainConfig
 from train.eviction_eval import compare_policies
 from train.nonlearned import fit_correlation, fit_popularity, fit_token
@@ -30,8 +30,7 @@ FIGURES = {
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    folder = tmp_path_factory.mktemp("trace") / "t"
-    return make_trace(folder, spec=make_spec(hidden_size=8), prompt_tokens=14)
+    return make_trace(tmp_path_factory.mktemp("trace") / "t", prompt_tokens=14)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
         trace=trace, shifted=trace, system=SystemConfig(), hardware=(HARDWARE,), budget="50%",
         replay_tokens=5,
     )  # fmt: skip
-    routers = np.random.default_rng(0).standard_normal((4, 8, 8), dtype=np.float32)
+    routers = np.random.default_rng(0).standard_normal((4, 8, 16), dtype=np.float32)
     family = ResidualStack(trace.spec, routers, None, horizons=2, width=4)
     fits = {"token": fit_token, "popularity": fit_popularity, "correlation": fit_correlation}
     made = {**family.export(trace.spec), **{name: fit(trace) for name, fit in fits.items()}}
@@ -66,8 +65,7 @@ def results_of(run: Path) -> dict[str, Any]:
 
 
 def table(run: Path, name: str) -> list[dict[str, str]]:
-    with (run / "report" / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader((run / "report" / f"{name}.csv").read_text().splitlines()))
 
 
 def number(text: str) -> float | None:

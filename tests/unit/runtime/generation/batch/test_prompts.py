@@ -1,6 +1,7 @@
 """Lines of a file as prompts; a bad one is named before anything runs."""
 
 import json
+from hashlib import sha256
 
 import pytest
 from transformers import Qwen2MoeConfig
@@ -21,8 +22,7 @@ class WordTokenizer:
         return "message " + messages[-1]["content"]
 
 
-CONFIG = Qwen2MoeConfig(vocab_size=50, max_position_embeddings=20)
-ENCODER = PromptEncoder(CONFIG, WordTokenizer())
+ENCODER = PromptEncoder(Qwen2MoeConfig(vocab_size=50, max_position_embeddings=20), WordTokenizer())
 
 
 def read(tmp_path, *lines, **options):
@@ -46,12 +46,9 @@ def test_read_prompts__takes_text_messages_and_ids(tmp_path):
 
 
 def test_read_prompts__the_digest_is_of_the_bytes(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    digests = []
-    for end in ("", "\n", ""):
-        path.write_text('{"prompt": "a"}' + end)
-        digests.append(read_prompts(path, ENCODER, max_new_tokens=1)[1])
-    assert digests[0] == digests[2] != digests[1]
+    path, content = tmp_path / "prompts.jsonl", b'{"prompt": "a"}\n\n'
+    path.write_bytes(content)
+    assert read_prompts(path, ENCODER, max_new_tokens=1)[1] == sha256(content).hexdigest()
 
 
 BAD_LINES = [
@@ -73,10 +70,7 @@ BAD_LINES = [
     ('{"tokens": [1.0, 2.5]}', "tokens.1: it should be a valid integer"),
     ('{"messages": [{"role": "user", "content": null}]}', "messages.0.content: Field"),
     ('{"messages": [{"role": "user", "content": 5}]}', "content: a int is neither a text"),
-    (
-        '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
-        "content: it has no text",
-    ),
+    ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "content: it has no text"),
     ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: it .* greater than or"),
     ('{"prompt": "a", "max_new_tokens": true}', "max_new_tokens: it should be a valid integer"),
     (r'{"prompt": "\ud800"}', "prompt: .* surrogates not allowed"),

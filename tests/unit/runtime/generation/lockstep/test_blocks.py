@@ -26,10 +26,6 @@ SHARING = ("qwen2_moe", "dots1", "mixtral", "olmoe", "qwen3_moe", "glm4_moe", "g
 """Families with and without shared experts, biased routers, grouped queries, and windows."""
 
 
-def answer_alone(model, tokens: torch.Tensor, **options) -> torch.Tensor:
-    return answer_together(model, [tokens], **options)[0]
-
-
 CASES = [
     *((name, "bfloat16") for name in SHARING),
     *((name, "float32") for name in ("qwen2_moe", "mixtral", "gemma4")),
@@ -73,7 +69,7 @@ def test_block__companions_change_no_bit(tmp_path, num_clients):
     model = serve(tiny_qwen2_moe(tmp_path), budget="40%", exact=Exact.SHARED)
     lengths = [{"max_new_tokens": 4 + 2 * (number % 4)} for number in range(num_clients)]
     asked = list(zip(PROMPTS[:num_clients], lengths, strict=True))
-    expected = [answer_alone(model, tokens, **length) for tokens, length in asked]
+    expected = [answer_together(model, [tokens], **length)[0] for tokens, length in asked]
     with model.moecast, LockstepGroup(model) as group:
         leaving, tasks = group.start(partial(answer, model, PROMPTS[4])), []
         for tokens, length in asked:
@@ -119,7 +115,7 @@ def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
         expected, chosen = [], []
         for tokens in single:
             read_experts.clear()
-            expected.append(answer_alone(model, tokens))
+            expected += answer_together(model, [tokens])
             chosen.append(set(read_experts))
         own = [one.difference(*chosen[:i], *chosen[i + 1 :]) for i, one in enumerate(chosen)]
         victim = next(number for number, experts in enumerate(own) if experts)
@@ -132,7 +128,7 @@ def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
         failed = expected.pop(victim)
         assert_equal(results_of(tasks), expected)
         broken.clear()
-        assert torch.equal(answer_alone(model, single[victim]), failed)
+        assert_equal(answer_together(model, [single[victim]]), [failed])
         assert count_pins(model.moecast.engine) == 0
 
 

@@ -20,7 +20,7 @@ from tests.builders import lockstep, served
 from tests.builders.lockstep import answer, answer_together, assert_equal, results_of, run
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog, small_spec
-from tests.builders.served import before_transfers, count_pins, serve
+from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers
 
 PROMPTS = lockstep.PROMPTS[:4]
 
@@ -106,8 +106,8 @@ def test_group__an_expert_is_read_once_for_all(tmp_path, monkeypatch):
 
     system = SystemConfig(drop_used=True, prefetch=False)
     folder = tiny_qwen2_moe(tmp_path, num_experts=16, top_k=4)
-    counting = before_transfers(count)
-    model = served.serve_with_transfers(folder, monkeypatch, counting, budget="30%", system=system)
+    options = {"budget": "30%", "system": system}
+    model = serve_with_transfers(folder, monkeypatch, before_transfers(count), **options)
     with model.moecast, LockstepGroup(model) as group:
         for tokens in PROMPTS * 3:
             group.start(partial(answer, model, tokens))
@@ -199,9 +199,7 @@ def test_group__caches_are_free_when_a_read_has_failed(folder, monkeypatch, no_s
         return sum(type(one) is DynamicCache for one in gc.get_objects())
 
     options = {"budget": "30%", "system": SystemConfig(prefetch=False)}
-    model = served.serve_with_transfers(
-        folder, monkeypatch, before_transfers(before_each), **options
-    )
+    model = serve_with_transfers(folder, monkeypatch, before_transfers(before_each), **options)
     with model.moecast, LockstepGroup(model) as group:
         before = caches()
         sequences = [group.start(partial(answer, model, tokens)) for tokens in PROMPTS]

@@ -121,46 +121,41 @@ def test_read_header__finds_what_the_gguf_package_finds(name):
         assert key.startswith("GGUF.") or header.metadata[key] == value
 
 
-def write(path, architecture: str, tensors: dict[str, Kind], *, parts: int = 1):
-    writer = gguf.GGUFWriter(path, architecture)
-    if parts > 1:
-        writer.add_uint16("split.count", parts)
-    for name, kind in tensors.items():
-        shape = (2, 32, gguf.GGML_QUANT_SIZES[kind][1])
-        writer.add_tensor(name, np.zeros(shape, dtype=np.uint8), raw_dtype=kind)
-    write_files(writer)
-    return path
-
-
-EXPERTS = {"blk.0.ffn_up_exps.weight": Kind.Q4_0}
-REFUSED = {
-    "no experts": (
-        lambda path: write(path, "llama", {"blk.0.ffn_up.weight": Kind.Q4_0}),
+UP = "blk.0.ffn_up_exps.weight"
+REFUSED = [
+    (
+        ("llama", "blk.0.ffn_up.weight"),
         ["is not a Mixture-of-Experts model: its architecture 'llama'", "qwen3moe (Qwen3-MoE)"],
     ),
-    "another architecture": (
-        lambda path: write(path, "grok", EXPERTS),
-        ["has the architecture 'grok', which is not served", "qwen3moe"],
-    ),
-    "another type": (
-        lambda path: write(path, "qwen3moe", {"blk.0.ffn_up_exps.weight": Kind.Q8_1}),
+    (("grok", UP), ["has the architecture 'grok', which is not served", "qwen3moe"]),
+    (
+        ("qwen3moe", UP, Kind.Q8_1),
         [
-            "blk.0.ffn_up_exps.weight has the type Q8_1, which is not served (F32, F16,",
+            f"{UP} has the type Q8_1, which is not served (F32, F16,",
             "llama-quantize --allow-requantize",
             "OUTPUT.gguf Q4_K_M",
         ],
     ),
-    "a part": (
-        lambda path: write(path, "qwen3moe", EXPERTS, parts=3),
+    (
+        ("qwen3moe", UP, Kind.Q4_0, 3),
         ["is one of 3 parts of a model", "give the first", "(NAME-00001-of-00003.gguf)"],
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_check_gguf__names_what_is_served_and_what_converts(tmp_path, case):
-    make, messages = REFUSED[case]
-    file = make(tmp_path / "model.gguf")
+def write(file, architecture: str, tensor: str, kind: Kind = Kind.Q4_0, parts: int = 1) -> None:
+    writer = gguf.GGUFWriter(file, architecture)
+    if parts > 1:
+        writer.add_uint16("split.count", parts)
+    shape = (2, 32, gguf.GGML_QUANT_SIZES[kind][1])
+    writer.add_tensor(tensor, np.zeros(shape, dtype=np.uint8), raw_dtype=kind)
+    write_files(writer)
+
+
+@pytest.mark.parametrize(("options", "messages"), REFUSED, ids=str)
+def test_check_gguf__names_what_is_served_and_what_converts(tmp_path, options, messages):
+    file = tmp_path / "model.gguf"
+    write(file, *options)
     with pytest.raises(CheckpointError) as error:
         check_gguf(file)
     for message in messages:

@@ -2,7 +2,6 @@
 
 import io
 import mmap
-import sys
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -187,7 +186,6 @@ def test_simulated_rows__are_relative_to_on_demand():
     assert (here.tpot_speed_up, here.ttft_speed_up, elsewhere.tpot_speed_up) == (4.0, 2.0, None)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
 def test_remembered_bytes__counts_pages_that_were_read(tmp_path):
     file, empty = tmp_path / "file", tmp_path / "empty"
     file.write_bytes(bytes(3 * mmap.PAGESIZE + 1))
