@@ -59,6 +59,7 @@ LEFT_OPEN = {
     "body without a key": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{",
     "chunks without a key": b"PUT / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1",
     "body of a GET": b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{",
+    "body of a refused method": b"PUT /health HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{",
     "body of a refused type": post("/tokenize", b"{", length=9).replace(b"application/json", b"a"),
 }
 
