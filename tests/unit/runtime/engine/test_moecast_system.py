@@ -40,11 +40,11 @@ def test_moecast__without_entries_uses_the_routers_and_warns(folder, expected, c
         driver = handle.engine.driver
         assert (driver.predictor_kind, driver.reuse_predictor_kind) == ("skip", None)
     (message,) = caplog.messages
-    says = (
-        "nowhere in float32: system moecast forecasts with skip (no residual) and evicts by usage"
+    assert message == (
+        "no trained predictors for nowhere in float32: system moecast forecasts with skip (no "
+        "residual) and evicts by usage counts (no reuse). To train them: moecast train "
+        f"{folder} model.dtype=float32"
     )
-    assert says in message
-    assert message.endswith(f"To train them: moecast train {folder} model.dtype=float32")
 
 
 def test_moecast__prompts_do_not_count_for_what_pays(folder, monkeypatch):

@@ -26,7 +26,6 @@ from tests.builders.plain_answers import PlainAnswers
 from tests.builders.served import before_transfers, count_pins, read_in_python
 from tests.builders.serving import PROMPTS, RunningServer, running_server, speaking_model, tiny
 from tests.builders.waiting import wait_for
-from tests.unit.runtime.serving.test_completions import CHAT, COMPLETIONS, HELLO, events
 from tests.unit.runtime.serving.test_connections import post
 from tests.unit.runtime.serving.test_rejections import error_of
 
@@ -100,17 +99,22 @@ def test_unreadable_expert__fails_only_requests_that_need_it(tmp_path: Path) -> 
         before_reads(server, breaking)
         body = {"prompt": PROMPTS[0], "max_tokens": 2, "temperature": 0}
         # Find experts that only the first prompt reads, even if the others' are cached.
-        server.post(COMPLETIONS, json={**body, "prompt": PROMPTS[1:]})
+        for prompt in PROMPTS[1:]:
+            server.post("/v1/completions", json={**body, "prompt": prompt})
         other_experts = set(read)
         read.clear()
         assert text_of(server.post("/v1/completions", json=body)) == texts[0]
         broken |= read - other_experts
         assert broken, "no expert is read for the first prompt only"
-        server.post(COMPLETIONS, json={**body, "prompt": PROMPTS[1:]})
+        for prompt in PROMPTS[1:]:
+            server.post("/v1/completions", json={**body, "prompt": prompt})
         first, *others = ask_all(server, 2)
         assert error_of(first, 500)["code"] == "expert_transfer_failed"
         assert [text_of(answer) for answer in others] == texts[1:]
-        assert events(server, COMPLETIONS, **body)[-1]["error"]["type"] == "server_error"
+        streamed = server.post("/v1/completions", json={**body, "stream": True}).text
+        *_, failed, end = streamed.strip().split("\n\n")
+        assert json.loads(failed.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert end == "data: [DONE]"
         with pytest.raises(openai.APIError, match="cannot read experts"):
             list(server.openai().completions.create(**body, model="tiny", stream=True))
         broken.clear()
@@ -172,13 +176,16 @@ def test_full_queue__rejects_at_once_and_keeps_accepted_requests(held: RunningSe
         rejected = client.post("/v1/completions", json=LONG)
         assert error_of(rejected, 429)["code"] == "queue_full"
         assert int(rejected.headers["retry-after"]) >= 1
-        assert client.post(CHAT, json={"messages": HELLO}).status_code == 429
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        assert client.post("/v1/chat/completions", json=chat).status_code == 429
+        with pytest.raises(openai.RateLimitError):
+            held.openai().completions.create(model="tiny", prompt="a")
         assert client.get("/health").status_code == 200
         held.steps.release()
         assert [future.result().status_code for future in taken] == [200] * 4
     wait_for(lambda: not count_accepted(held))
-    counts = Counter(event for event, _ in held.steps.events)
-    assert counts == {"queued": 4, "started": 4, "ended": 4, "rejected": 3}
+    events = Counter(event for event, _ in held.steps.events)
+    assert events == {"queued": 4, "started": 4, "ended": 4, "rejected": 4}
 
 
 # ---- shutdown and failures
@@ -220,7 +227,8 @@ def test_immediate_shutdown__fails_open_requests(folder: Path, grace: float, req
                 server.end()
             answers = [future.result() for future in taken]
         ends = [one.text.removesuffix("data: [DONE]\n\n").split("data: ")[-1] for one in answers]
-        assert [json.loads(end)["error"]["code"] for end in ends] == ["shutting_down"] * 3
+        errors = [json.loads(end)["error"]["code"] for end in ends]
+        assert errors == ["shutting_down"] * 3
         assert {answer.status_code for answer in answers} == {503, 200}
         server.wait_end()
 

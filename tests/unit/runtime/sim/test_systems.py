@@ -16,7 +16,6 @@ from runtime.sim.replay import replay
 from tests.builders.arena import policy_of
 from tests.builders.entries import tiny_spec
 from tests.builders.simulated import one_token, routed_step, toy_machine
-from tests.unit.runtime.policy.test_device_cache import drain
 
 SPEC = tiny_spec(num_layers=2, num_experts=4, top_k=1)
 
@@ -59,6 +58,12 @@ def test_drop_used__keeps_permanent_experts() -> None:
     assert times(system, slots=6) == [34.0, 28.0, 28.0]
 
 
+def forecast(layer: int, *, chance: float = 0.9, priority: float | None = None) -> Forecast:
+    """Forecasts expert 0."""
+    priority_E = None if priority is None else np.full(4, priority, np.float32)
+    return Forecast(layer, np.array([[chance, 0, 0, 0]], np.float32), priority_E=priority_E)
+
+
 def core_of(system: SystemConfig, *, slots: int = 8, spec=SPEC):
     chunks = [(1, 1, 1)] * spec.num_layers
     return build_device_cache(system, spec, num_slots=[[slots]], chunk_bytes=chunks)
@@ -68,7 +73,8 @@ def test_drop_used__evicts_wrong_forecasts_after_routing() -> None:
     core = core_of(SystemConfig(drop_used=True))
     core.begin_step(np.array([0]))
     core.prefetch(1, [2, 3], [1.0, 0.0])
-    drain(core)
+    while (task := core.top.next_task()) is not None:
+        core.top.complete(task)
     assert set(core.top.cache) == {(1, 2), (1, 3)}
     core.request_routed(1, {3: 1})
     assert set(core.top.cache) == {(1, 3)}
@@ -79,27 +85,38 @@ def test_drop_used__evicts_wrong_forecasts_after_routing() -> None:
 SIX = tiny_spec(num_layers=6, num_experts=4, top_k=1)
 
 
-# After the router of layer 2, layer 3 is next.
-LOOKAHEAD = [(-1, 1, [0]), (-1, 2, [0, 1]), (3, 1, [3]), (3, None, [3, 4, 5])]
+def asked(forecasts, *, layer_now: int, **options):
+    """Experts in the order in which the link would fetch them."""
+    core = core_of(SystemConfig(per_layer=False, **options), slots=24, spec=SIX)
+    ForecastScheduler(core, top_k=SIX.top_k).schedule(forecasts, layer_now=layer_now)
+    return core.top.queue.low()
 
 
-@pytest.mark.parametrize(("layer_now", "lookahead", "asked"), LOOKAHEAD)
-def test_lookahead_layers__counts_from_the_next_routed_layer(layer_now, lookahead, asked):
-    system = SystemConfig(per_layer=False, lookahead_layers=lookahead)
-    core = core_of(system, slots=24, spec=SIX)
-    every = [Forecast(layer, np.array([[0.9, 0, 0, 0]], np.float32)) for layer in range(6)]
-    ForecastScheduler(core, top_k=SIX.top_k).schedule(every, layer_now=layer_now)
-    assert [layer for layer, _ in core.top.queue.low()] == asked
+def test_lookahead_layers__counts_from_the_next_routed_layer() -> None:
+    every = [forecast(layer) for layer in range(6)]
+    assert [layer for layer, _ in asked(every, layer_now=-1, lookahead_layers=1)] == [0]
+    assert [layer for layer, _ in asked(every, layer_now=-1, lookahead_layers=2)] == [0, 1]
+    # The router of layer 2 has spoken: layer 3 is next.
+    assert [layer for layer, _ in asked(every, layer_now=3, lookahead_layers=1)] == [3]
+    assert [layer for layer, _ in asked(every, layer_now=3)] == [3, 4, 5]
 
 
-PRIORITIES = [("fmoe", "probability-over-distance"), ("moe-infinity-sequence", "layer-decay")]
-PRIORITIES += [("moe-infinity-request", "layer-decay")]
+def test_priority__of_moe_infinity_is_the_ratio_with_a_linear_decay() -> None:
+    # .5 (1 - 5 / 6) < .2 (1 - 2 / 6): the predictor's ratios count, not the probabilities.
+    far, near = forecast(4, chance=0.9, priority=0.5), forecast(1, chance=0.5, priority=0.2)
+    for name in ("moe-infinity-sequence", "moe-infinity-request"):
+        found = asked([far, near], layer_now=0, priority=load_system(name).priority)
+        assert found == [(1, 0), (4, 0)]
+    assert asked([far, near], layer_now=0, priority="probability") == [(4, 0), (1, 0)]
 
 
-@pytest.mark.parametrize(("name", "priority"), PRIORITIES)
-def test_priority__is_that_of_the_paper(name: str, priority: str) -> None:
-    """`policy/test_queue` has the formulas."""
-    assert load_system(name).priority == priority
+def test_priority__of_fmoe_is_probability_over_distance() -> None:
+    # .9 three layers ahead is .3, .4 one layer ahead is .4 (fMoE, section 4.5).
+    both = [forecast(2, chance=0.9), forecast(0, chance=0.4)]
+    assert asked(both, layer_now=-1, priority=load_system("fmoe").priority) == [(0, 0), (2, 0)]
+
+
+TWO = tiny_spec(num_layers=1, num_experts=4, top_k=2)
 
 
 def pair_times(name: str) -> list[float]:
@@ -107,7 +124,7 @@ def pair_times(name: str) -> list[float]:
     bare = {"eviction": "lru", "eviction_options": {}, "fill_first_layers": False}
     system = replace(load_system(name), prefetch=False, **bare)
     steps = [routed_step([[pair]]) for pair in ((1, 3), (1, 2), (0, 2))]
-    return times(system, steps, spec=tiny_spec(num_layers=1, num_experts=4, top_k=2), slots=3)
+    return times(system, steps, spec=TWO, slots=3)
 
 
 @pytest.mark.parametrize("name", ["fmoe", "moe-infinity-request", "moe-infinity-sequence"])
