@@ -35,6 +35,7 @@ from transformers.cache_utils import (
 
 from runtime.engine.auto_budget import measure_free_memory
 from runtime.hf.forward_pass import find_generating_parts
+from runtime.hf.growing_cache import ROOM
 from runtime.hf.kv import KVCacheBudget, count_layer_bytes
 from runtime.hf.sharing import ROPE_BY_LENGTH
 from runtime.hf.tokens import rope_parameters
@@ -108,7 +109,7 @@ def has_keys(layer: Any) -> bool:
 def copy_layer(layer: Any, num_tokens: int | None = None) -> Any:
     """Copy a layer, or its first tokens.
 
-    The copy shares keys and values, unless they are part of a larger tensor.
+    The copy shares keys and values, unless they are part of a much larger tensor.
     """
     copied = copy.copy(layer)
     for name, value in vars(layer).items():
@@ -127,8 +128,13 @@ def copy_layer(layer: Any, num_tokens: int | None = None) -> Any:
     return copied
 
 
-def _own_memory(tensor: Tensor) -> Tensor:
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+def _own_memory(tensor_BHTD: Tensor) -> Tensor:
+    """Return the tensor, or a copy if it is part of one that has more than room for its growth."""
+    if not tensor_BHTD.numel():
+        return tensor_BHTD
+    num_tokens = tensor_BHTD.shape[-2]
+    most = tensor_BHTD.nbytes // num_tokens * (num_tokens + ROOM)
+    return tensor_BHTD if tensor_BHTD.untyped_storage().nbytes() <= most else tensor_BHTD.clone()
 
 
 def count_common(first_T: NDArray[np.int64], second_T: NDArray[np.int64]) -> int:

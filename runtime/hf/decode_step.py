@@ -8,8 +8,9 @@ to the process: other threads that compute in these dtypes meanwhile are subject
 
 Attention: on CPUs without instructions for bfloat16, PyTorch's takes 6 to 10 times as long for one
 token in bfloat16 as in float32, conversion included: 8 ms instead of 1 for a layer of 32 heads and
-1,024 tokens. The result is rounded to the model's dtype once, so it is the more exact of the two.
-Heads that share keys and values are computed together, which takes a third of the time.
+1,024 tokens. Our kernel (`attention.h`) computes in float32 without a conversion; where there is
+none, PyTorch's does with it. The result is rounded to the model's dtype once, so it is the more
+exact. Heads that share keys and values are computed together, which takes a third of the time.
 Transformers looks attention functions up by name, for all models of the process. The one that
 stands here for `sdpa` does what the library's does for modules that are not marked.
 
@@ -42,7 +43,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from runtime.config import DecodeKernels
 from runtime.hf.forward_pass import find_generating_parts, find_tokens, surround_forward
 from runtime.hf.row_block import SequenceStates, attend_by_sequence
-from runtime.store.ggml.matrix import own_threads
+from runtime.store.ggml.matrix import count_threads, own_threads
+
+try:
+    from runtime.store.ggml.products import attend as attend_token
+except ImportError:  # installed without compiled code, or with that of an earlier version
+    attend_token = None  # type: ignore[assignment]
 
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS, COLUMNS, MATRICES = 768, 2048, 4
@@ -232,6 +238,8 @@ def attend(
         )
     if query.shape[2] != 1 or not getattr(module, MARK, False):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if attention_mask is None and (own := _attend_own(query, key, value, **kwargs)) is not None:
+        return own, None
     if attention_mask is None and getattr(module, "num_key_value_groups", 1) > 1:
         # With a mask, the library computes the heads that share keys and values together.
         attention_mask = torch.zeros(1, 1, 1, key.shape[2], device=key.device)
@@ -244,6 +252,52 @@ def attend(
         **{name: _to_float32(value) for name, value in kwargs.items()},
     )
     return output.to(query.dtype), weights
+
+
+UNUSUAL = ("position_bias", "cache", "softcap")
+"""Options of attention functions that change what is computed."""
+
+
+def _attend_own(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None, **kwargs: Any
+) -> Tensor | None:
+    """Compute with the kernel that reads keys and values where they lie, in float32, too.
+
+    None: it has none for these, and PyTorch has to compute.
+    """
+    (num_rows, num_heads, _, width), dtype = query.shape, query.dtype
+    if (
+        attend_token is None
+        or num_rows != 1
+        or dtype is not torch.bfloat16
+        or not (query.is_contiguous() and key.is_cpu and value.is_cpu)
+        or not (key.dtype is dtype and value.dtype is dtype)
+        or not (key.stride(3) == 1 and value.stride(3) == 1)
+        or not (key.shape[:3] == value.shape[:3] and key.shape[0] == 1 and key.shape[3] == width)
+        or kwargs.get("dropout")
+        or any(kwargs.get(name) is not None for name in UNUSUAL)
+        or torch.is_grad_enabled()
+    ):
+        return None
+    output = query.new_empty(1, 1, num_heads, value.shape[3])
+    is_done = attend_token(
+        query.data_ptr(),
+        num_heads,
+        width,
+        key.data_ptr(),
+        key.shape[1],
+        key.shape[2],
+        key.stride(1),
+        key.stride(2),
+        value.data_ptr(),
+        value.shape[3],
+        value.stride(1),
+        value.stride(2),
+        width**-0.5 if scaling is None else scaling,
+        output.data_ptr(),
+        count_threads(),
+    )
+    return output if is_done else None
 
 
 def _to_float32(value: Any) -> Any:

@@ -38,6 +38,7 @@ from runtime.hf.generation_settings import settle_generation
 from runtime.hf.gguf import apply_rope_factors, choose_dtype, lay_out_rows, open_dense, plan_layers
 from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.grouped import QUANTISED, choose_exact, find_model_obstacle
+from runtime.hf.growing_cache import append_in_place
 from runtime.hf.layers import MoeLayer, attach_experts, find_moe_layers, find_top_k, sample_routers
 from runtime.hf.linear import convert_linears
 from runtime.hf.model_faults import (
@@ -46,6 +47,7 @@ from runtime.hf.model_faults import (
     refuse_missing,
     without_tables,
 )
+from runtime.hf.small_steps import convert_small_steps
 from runtime.hf.strip import (
     Banks,
     list_taken_parameters,
@@ -283,6 +285,8 @@ def load_stripped(
     place_together(model)
     if model.device.type == "cpu":
         convert_linears(model)
+        convert_small_steps(model)
+        append_in_place()
     if header is None:
         plans = [indexed[layer.name] for layer in layers if indexed]
     else:

@@ -20,6 +20,7 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <dlfcn.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -30,6 +31,8 @@
 #include "../../../predictors/networks/exponential.h"
 #include "dots.h"
 #include "single_row.h"
+#include "attention.h"
+#include "small_steps.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define MULTIVERSIONED __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -47,7 +50,7 @@
 #define ROW_AHEAD 4096     /* bytes that are fetched ahead for ggml's kernels: with AVX2, Q4_K and Q6_K
                               take .7 to .8 of the time, Q8_0 .9 */
 #define FEW_WEIGHTS 65536  /* products of fewer are not worth waking a thread */
-#define SPINS 4000         /* looks for more work before a thread sleeps: some 50 microseconds */
+#define SPINS 12000        /* looks for more work before a thread sleeps: some 150 microseconds */
 
 /* ---- ggml's tables (ggml.h and ggml-cpu.h of 0.20; `library.py` tries them when it opens one) */
 
@@ -826,12 +829,94 @@ static PyObject *multiply_row(PyObject *module, PyObject *arguments) {
     if (failed) return PyErr_NoMemory();
     return PyErr_Occurred() ? NULL : PyBool_FromLong(is_done);
 }
+
+/* normalise(x, rows, columns, weight, epsilon, rounds_twice, adds_one, y, is_float32): rows over the
+ * roots of their mean squares, times `weight` `(columns)`. Returns whether it could: all results are
+ * numbers. */
+static PyObject *normalise(PyObject *module, PyObject *arguments) {
+    Norm call;
+    unsigned long long x, weight, y;
+    int is_float32;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "KnnKfppKp:normalise", &x, &call.rows, &call.columns, &weight,
+                          &call.epsilon, &call.rounds_twice, &call.adds_one, &y, &is_float32))
+        return NULL;
+    call.x = (const void *)(uintptr_t)x;
+    call.weight = (const void *)(uintptr_t)weight;
+    call.y = (void *)(uintptr_t)y;
+    if (!has_avx2() || call.columns < 1 || call.columns % LANES) Py_RETURN_FALSE;
+    return PyBool_FromLong(is_float32 ? normalise_float32(&call) : normalise_bfloat16(&call));
+}
+
+/* rotate(x, rows, columns, cos, sin, rotated, y, is_float32): rows with their first `rotated`
+ * columns turned by `cos` and `sin` `(rotated)`. Returns whether it could, as above. */
+static PyObject *rotate(PyObject *module, PyObject *arguments) {
+    Rotation call;
+    unsigned long long x, cos, sin, y;
+    int is_float32;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "KnnKKnKp:rotate", &x, &call.rows, &call.columns, &cos, &sin,
+                          &call.rotated, &y, &is_float32))
+        return NULL;
+    call.x = (const void *)(uintptr_t)x;
+    call.cos = (const void *)(uintptr_t)cos;
+    call.sin = (const void *)(uintptr_t)sin;
+    call.y = (void *)(uintptr_t)y;
+    if (!has_avx2() || call.rotated < 0 || call.rotated > call.columns ||
+        call.rotated % (2 * LANES))
+        Py_RETURN_FALSE;
+    return PyBool_FromLong(is_float32 ? rotate_float32(&call) : rotate_bfloat16(&call));
+}
+
+/* attend(query, heads, width, keys, groups, tokens, key_head, key_token, values, value_width,
+ *        value_head, value_token, scale, results, num_threads): attention of a token, `(H, D)`, over
+ * keys and values of `groups` heads, all in bfloat16. Returns whether there is a kernel. */
+static PyObject *attend(PyObject *module, PyObject *arguments) {
+    Attention call = {0};
+    unsigned long long query, keys, values, results;
+    float scale;
+    int num_threads;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "KnnKnnnnKnnnfKi:attend", &query, &call.heads, &call.width,
+                          &keys, &call.groups, &call.tokens, &call.key_head, &call.key_token,
+                          &values, &call.value_width, &call.value_head, &call.value_token, &scale,
+                          &results, &num_threads))
+        return NULL;
+    if (!has_avx2() || call.tokens < 1 || call.groups < 1 || call.heads % call.groups ||
+        call.width < 1 || call.width % 16 || call.width > MOST_WIDTH || call.value_width < 1 ||
+        call.value_width % 16 || call.value_width > MOST_WIDTH)
+        Py_RETURN_FALSE;
+    call.keys = (const uint16_t *)(uintptr_t)keys;
+    call.values = (const uint16_t *)(uintptr_t)values;
+    call.blocks = (call.tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    Py_ssize_t in_query = call.heads * call.width;
+    size_t in_parts = (size_t)(call.heads * call.blocks * (2 + call.value_width));
+    float *memory = malloc(sizeof(float) * ((size_t)in_query + in_parts));
+    if (!memory) return PyErr_NoMemory();
+    const uint16_t *from = (const uint16_t *)(uintptr_t)query;
+    for (Py_ssize_t i = 0; i < in_query; i++) memory[i] = widen_bfloat16(from[i]) * scale;
+    call.query = memory;
+    call.parts = memory + in_query;
+    Py_BEGIN_ALLOW_THREADS
+    num_threads = take_threads(num_threads, (double)in_query * (double)call.tokens);
+    run_chunks(attend_block, &call, call.groups * call.blocks, num_threads);
+    return_threads(num_threads);
+    for (Py_ssize_t head = 0; head < call.heads; head++)
+        join_blocks(&call, head, (uint16_t *)(uintptr_t)results + head * call.value_width);
+    Py_END_ALLOW_THREADS
+    free(memory);
+    Py_RETURN_TRUE;
+}
 #else
-static PyObject *multiply_row(PyObject *module, PyObject *arguments) {
+static PyObject *find_no_kernel(PyObject *module, PyObject *arguments) {
     (void)module;
     (void)arguments;
     Py_RETURN_FALSE;
 }
+#define multiply_row find_no_kernel
+#define normalise find_no_kernel
+#define rotate find_no_kernel
+#define attend find_no_kernel
 #endif
 
 /* ---- the module */
@@ -842,6 +927,8 @@ static PyMethodDef functions[] = {
     {"add_up", add_up, METH_VARARGS, NULL},     {"decode", decode, METH_VARARGS, NULL},
     {"encode", encode, METH_VARARGS, NULL},
     {"multiply_row", multiply_row, METH_VARARGS, NULL},
+    {"attend", attend, METH_VARARGS, NULL},
+    {"normalise", normalise, METH_VARARGS, NULL}, {"rotate", rotate, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

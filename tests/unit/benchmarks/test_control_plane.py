@@ -75,8 +75,9 @@ def test_run__measures_every_system_and_survives_a_budget_that_fails(tmp_path, m
     assert [row.system for row in resident.rows] == [PLAIN, "on-demand", "promoe", "moecast"]
     plain, *served = resident.rows
     assert plain.over_plain == 1
-    # Ten calls a step of four layers, which choose kernels and threads as those of the others do.
-    assert plain.calls < 3
+    # Ten calls a step of four layers, which choose kernels and threads as those of the others do,
+    # and some in each layer for the rotation and the KV cache, which are the process's.
+    assert plain.calls < 10
     own = {name for name, seconds in plain.section_seconds.items() if seconds}
     assert own - {"probes"} == {MODEL, "experts function"}  # which look at the number of tokens
     for row in served:

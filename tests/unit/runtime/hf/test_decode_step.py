@@ -172,8 +172,13 @@ def attention(monkeypatch):
     return watched
 
 
+@pytest.fixture
+def without_own_kernel(monkeypatch):
+    monkeypatch.setattr(decode_step, "attend_token", None)
+
+
 @pytest.mark.parametrize("has_mask", [False, True])
-def test_attend__one_token_is_rounded_once(attention, has_mask):
+def test_attend__one_token_is_rounded_once(attention, has_mask, without_own_kernel):
     """Heads that share keys are rows of one."""
     mask = torch.zeros(1, 1, 1, 9, dtype=torch.float64)
     mask[..., :4] = float("-inf") if has_mask else 0
@@ -187,8 +192,69 @@ def test_attend__one_token_is_rounded_once(attention, has_mask):
     assert torch.equal(found, expected.bfloat16())
 
 
+HEADS = [(8, 8, 64, 64), (8, 1, 192, 128), (13, 1, 16, 32), (24, 2, 80, 80)]
+"""Heads of the query and of keys, and their widths."""
+
+
+@pytest.mark.skipif(decode_step.attend_token is None, reason="no compiled code")
+@torch.no_grad()
+@pytest.mark.parametrize(("heads", "groups", "width", "value_width"), HEADS)
+@pytest.mark.parametrize("tokens", [1, 3, 16, 17, 256, 257, 1100])
+def test_attend__own_kernel_is_exact_and_no_thread_changes_a_bit(
+    heads, groups, width, value_width, tokens, attention
+):
+    torch.manual_seed(0)
+    query = torch.randn(1, heads, 1, width).bfloat16()
+    keys = torch.randn(1, groups, tokens + 5, width).bfloat16()[:, :, :tokens]
+    values = torch.randn(1, tokens, groups, value_width).bfloat16().transpose(1, 2)
+    module = SimpleNamespace(num_key_value_groups=heads // groups, **{decode_step.MARK: True})
+    outputs = []
+    for threads in (1, 2, 5):
+        decode_step.own_threads.set(threads)
+        outputs.append(decode_step.attend(module, query, keys, values, scaling=0.1)[0])
+    decode_step.own_threads.set(0)
+    assert not attention.called
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    shared = [x.double().repeat_interleave(heads // groups, 1) for x in (keys, values)]
+    scores = query.double() @ shared[0].transpose(2, 3) * 0.1
+    expected = (scores.softmax(-1) @ shared[1]).transpose(1, 2)
+    torch.testing.assert_close(outputs[0].double(), expected, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.skipif(decode_step.attend_token is None, reason="no compiled code")
+@torch.no_grad()
+def test_attend__own_kernel_passes_on_what_is_no_number():
+    query, keys, values = (torch.ones(1, *s, dtype=torch.bfloat16) for s in QUERY_KEYS_VALUES)
+    keys[0, 0, 5, 3], values[0, 1, 8, 2] = float("nan"), float("inf")
+    output = decode_step.attend(ATTENTION, query, keys, values)[0][0, 0]
+    assert output.isnan().all(1).tolist() == [True, True, False, False]
+    assert output[2:].isinf().nonzero()[:, 1].tolist() == [2, 2]
+
+
+LEFT = {
+    "a mask": ({}, {"attention_mask": torch.zeros(1, 1, 1, 9)}),
+    "a bias": ({}, {"position_bias": torch.zeros(1, 4, 1, 9, dtype=torch.bfloat16)}),
+    "narrow heads": ({"width": 24}, {}),
+    "two rows": ({"rows": 2}, {}),
+    "another dtype": ({"dtype": torch.float16}, {}),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("inputs", "options"), LEFT.values(), ids=LEFT)
+def test_attend__leaves_others_to_pytorch(inputs, options, attention):
+    dtype, rows = inputs.get("dtype", torch.bfloat16), inputs.get("rows", 1)
+    shapes = [(rows, *shape[:2], inputs.get("width", 16)) for shape in QUERY_KEYS_VALUES]
+    output, _ = decode_step.attend(ATTENTION, *(torch.ones(s).to(dtype) for s in shapes), **options)
+    assert attention.called
+    assert output.dtype is dtype
+    assert torch.equal(output, torch.ones_like(output))
+
+
 @pytest.mark.parametrize(("is_marked", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
-def test_model__only_a_marked_one_computes_in_float32(folder, attention, is_marked, dtype):
+def test_model__only_a_marked_one_computes_in_float32(
+    folder, attention, is_marked, dtype, without_own_kernel
+):
     model = Qwen2MoeForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     if is_marked:
         decode_step.attend_in_float32(model)
