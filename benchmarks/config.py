@@ -14,7 +14,7 @@ from runtime.sim.hardware import LATENCY_FILE
 
 RESULTS = Path("benchmarks/results")
 ENVIRONMENTS = Path("runs/environments")
-MAY_BE_ZERO = ("seed", "warm_requests", "warm_ups")
+MAY_BE_ZERO = ("context", "seed", "warm_requests", "warm_ups")
 """Numbers of options; all others are 1 or more."""
 
 

@@ -26,6 +26,8 @@ class PeersConfig(BenchmarkConfig):
     all experts fit; needs root. [] for the machine's own."""
     repetitions: int = 3
     """Runs of each peer and budget, interleaved."""
+    context: int = 0
+    """Random tokens before each prompt."""
     max_new_tokens: int = 24
     """Tokens to generate for each prompt."""
     seconds_per_prompt: float = 4.0

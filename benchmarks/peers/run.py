@@ -240,6 +240,7 @@ def make_questions(config: PeersConfig, tokenizer: PreTrainedTokenizerBase) -> Q
         "seconds_per_prompt": config.seconds_per_prompt,
         "threads": config.threads[0],
     }
+    rng = random.Random(config.seed)
     if (routed := config.model / ROUTED).is_file():
         logged = json.loads(routed.read_text())
         stretch = len(logged) // (len(PROMPTS) + 1)
@@ -249,11 +250,15 @@ def make_questions(config: PeersConfig, tokenizer: PreTrainedTokenizerBase) -> Q
         )
         at_least = min(ROUTED_PROMPT_TOKENS, stretch)
         return Questions(
-            prompts=[tokens[:at_least] for tokens in prompts], warm_up=[warm_up], **settings
+            prompts=[
+                rng.choices(logged, k=config.context) + tokens[:at_least] for tokens in prompts
+            ],
+            warm_up=[warm_up],
+            **settings,
         )
-    rng = random.Random(config.seed)
+    context = rng.choices(range(len(tokenizer)), k=config.context)
     return Questions(
-        prompts=[tokenizer(prompt)["input_ids"] for prompt in PROMPTS],
+        prompts=[context + tokenizer(prompt)["input_ids"] for prompt in PROMPTS],
         **settings,
         warm_up=[
             [rng.randrange(len(tokenizer)) for _ in range(WARM_UP_TOKENS)]
@@ -314,7 +319,8 @@ def run_format(
 def write_format(config: PeersConfig, name: str, **figures: Any) -> Document:
     """Replaces the part of the model in this format in the file of results, and returns it."""
     model = config.model.name
-    part = write_part(config, f"{model} {name}", model=model, format=name, **figures)
+    part_name = f"{model} {name}" + (f" after {config.context} tokens" if config.context else "")
+    part = write_part(config, part_name, model=model, format=name, **figures)
     shutil.rmtree(config.work / "finished" / f"{model}-{name}", ignore_errors=True)
     return part
 

@@ -101,7 +101,9 @@ def compare_rows(report: Document) -> list[tuple[Document, Document]]:
 
 def describe_others(parts: Document) -> list[str]:
     """Returns who is faster with one file for all, moecast or the fastest other program."""
-    quantised = [part for part in parts.values() if part.format in GGUF_FORMATS]
+    quantised = [
+        part for part in parts.values() if part.format in GGUF_FORMATS and not part.get("context")
+    ]
     return [
         "Other programs and moecast with the same GGUF file and the same memory, each in its "
         "fastest setting:",
@@ -158,7 +160,8 @@ def describe_part(report: Document) -> list[str]:
         share,
     )
     text = (
-        f"`{report.model}`, {report.format}; experts of {format_size(report.experts_bytes)}; "
+        f"`{report.model}`, {report.format}{describe_context(report)}; "
+        f"experts of {format_size(report.experts_bytes)}; "
         f"{len(report.prompts)} prompts, {report.new_tokens} new tokens each; "
         f"{report.repetitions} repetitions; reference: {describe_reference(report)}"
         f"{describe_tokens(report)}:"
@@ -168,6 +171,11 @@ def describe_part(report: Document) -> list[str]:
         if "cannot_run" in row:
             lines += [f"`{row.peer}` did not run at {row.budget}: {row.cannot_run}.", ""]
     return lines
+
+
+def describe_context(report: Document) -> str:
+    tokens = report.get("context", 0)
+    return f", after {tokens:,} tokens of context" if tokens else ""
 
 
 def describe_reference(report: Document) -> str:

@@ -1,7 +1,7 @@
 """KV caches that append a token where it belongs, in place of a copy of all tokens before it.
 
 Transformers joins the keys and values of all tokens to new tensors in each step. With 4,096 tokens
-that took a millisecond and a half for each layer of a model with 4 heads of keys and values. Here a
+that took .3 to 1.4 ms in each layer of a model with 4 heads of keys and values. Here a
 tensor has room for tokens to come after its own. The room belongs to the latest keys or values and
 is passed on by the step that appends to them, so that two caches that share a tensor, or one that
 was cut, never write to the same place. No bit of a result changes: each head's keys lie one after

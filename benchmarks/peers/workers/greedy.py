@@ -23,7 +23,11 @@ class TokenStreamer:
 
 
 def greedy_answers(model: Any) -> AnswerFunction:
-    """Returns the greedy answers of a Transformers model, or of a wrapper with its `generate`."""
+    """Returns the greedy answers of a Transformers model, or of a wrapper with its `generate`.
+
+    No token ends them, as in the other programs: to suppress one takes longer than to look for it.
+    """
+    model.generation_config.eos_token_id = None
 
     def answer(prompt: list[int], new_tokens: int, on_token: OnToken) -> None:
         streamer = TokenStreamer(on_token)
@@ -37,7 +41,6 @@ def greedy_answers(model: Any) -> AnswerFunction:
                 inputs,
                 attention_mask=torch.ones_like(inputs),
                 max_new_tokens=new_tokens,
-                min_new_tokens=new_tokens,
                 do_sample=False,
                 streamer=streamer,
                 stopping_criteria=StoppingCriteriaList([is_done]),

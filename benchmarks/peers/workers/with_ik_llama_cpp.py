@@ -21,7 +21,7 @@ def load(request: PeerRequest) -> AnswerFunction:
     longest = max(map(len, request.warm_up + request.prompts))
     params = ik.llama_context_default_params()
     params.n_ctx = longest + request.new_tokens
-    params.n_batch = params.n_ubatch = longest
+    params.n_batch, params.n_ubatch = longest, min(longest, 512)  # its own default
     params.n_threads = params.n_threads_batch = request.threads
     params.flash_attn = params.fused_moe_up_gate = params.fused_up_gate = True
     context = ik.llama_init_from_model(model, params)

@@ -25,7 +25,7 @@ def load(request: PeerRequest) -> AnswerFunction:
     longest = max(map(len, request.warm_up + request.prompts))
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = longest + request.new_tokens
-    params.n_batch = params.n_ubatch = longest
+    params.n_batch, params.n_ubatch = longest, min(longest, 512)  # its own default
     params.n_threads = params.n_threads_batch = request.threads
     if request.dtype == "float32":
         # The precision of the other peers' KV caches.

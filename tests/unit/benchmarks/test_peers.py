@@ -182,6 +182,9 @@ def test_random_model__repeats_the_tokens_and_experts_of_a_log(tmp_path: Path, m
     assert routed == expected
     questions = run.make_questions(PeersConfig(model=folder, max_new_tokens=2), None)
     assert (questions.warm_up, questions.prompts) == ([ids[:3]], [ids[3:6], ids[6:9], ids[9:]])
+    longer = run.make_questions(PeersConfig(model=folder, context=5), None).prompts
+    assert [prompt[5:] for prompt in longer] == questions.prompts
+    assert set(longer[0][:5]) <= set(ids)
 
 
 def test_first_difference__counts_short_answers_as_far_as_they_go() -> None:
@@ -318,7 +321,10 @@ def test_finished_run__is_found_by_what_it_depends_on(tmp_path: Path) -> None:
 def test_part__has_a_row_for_each_program_or_its_reason(tmp_path: Path) -> None:
     config = PeersConfig(model=Path("inflated"), output=tmp_path / "peers.json")
     lines = describe_part(write_rows(config, "int4"))
-    assert list(json.loads(config.output.read_text())) == ["inflated int4"]
+    after = "\n".join(describe_part(write_rows(replace(config, context=4096), "int4")))
+    assert "int4, after 4,096 tokens of context; experts" in after
+    parts = ["inflated int4", "inflated int4 after 4096 tokens"]
+    assert list(json.loads(config.output.read_text())) == parts
     assert "| `peer` | 6.67 |" in lines
     assert "`peer` did not run at 25%: no memory." in lines
 
