@@ -7,9 +7,10 @@ Layers that keep all tokens are cut there. A window that has dropped tokens and 
 cannot be taken back: they are kept as they were after a prompt and after its answer, and a prompt
 goes on where one of these is.
 
-Keys and values are never written in place, as layers join them with new ones to new tensors: a kept
-text and those that go on with it share them. States of recurrent layers are written in place, and
-copied.
+Keys and values are never written in place, as layers join them with new ones to new tensors or put
+those into memory of their own behind them (`runtime.hf.growing_cache`): a kept text, which has no
+such memory, and those that go on with it share them. States of recurrent layers are written in
+place, and copied.
 """
 
 import copy
@@ -35,7 +36,6 @@ from transformers.cache_utils import (
 
 from runtime.engine.auto_budget import measure_free_memory
 from runtime.hf.forward_pass import find_generating_parts
-from runtime.hf.growing_cache import ROOM
 from runtime.hf.kv import KVCacheBudget, count_layer_bytes
 from runtime.hf.sharing import ROPE_BY_LENGTH
 from runtime.hf.tokens import rope_parameters
@@ -109,7 +109,7 @@ def has_keys(layer: Any) -> bool:
 def copy_layer(layer: Any, num_tokens: int | None = None) -> Any:
     """Copy a layer, or its first tokens.
 
-    The copy shares keys and values, unless they are part of a much larger tensor.
+    The copy shares keys and values, unless they are part of a larger tensor.
     """
     copied = copy.copy(layer)
     for name, value in vars(layer).items():
@@ -128,13 +128,8 @@ def copy_layer(layer: Any, num_tokens: int | None = None) -> Any:
     return copied
 
 
-def _own_memory(tensor_BHTD: Tensor) -> Tensor:
-    """Return the tensor, or a copy if it is part of one that has more than room for its growth."""
-    if not tensor_BHTD.numel():
-        return tensor_BHTD
-    num_tokens = tensor_BHTD.shape[-2]
-    most = tensor_BHTD.nbytes // num_tokens * (num_tokens + ROOM)
-    return tensor_BHTD if tensor_BHTD.untyped_storage().nbytes() <= most else tensor_BHTD.clone()
+def _own_memory(tensor: Tensor) -> Tensor:
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def count_common(first_T: NDArray[np.int64], second_T: NDArray[np.int64]) -> int:

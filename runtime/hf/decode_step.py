@@ -263,41 +263,44 @@ def _attend_own(
 ) -> Tensor | None:
     """Compute with the kernel that reads keys and values where they lie, in float32, too.
 
-    None: it has none for these, and PyTorch has to compute.
+    A row's bits depend on that row alone. None: there is no kernel, and PyTorch has to compute.
     """
     (num_rows, num_heads, _, width), dtype = query.shape, query.dtype
     if (
         attend_token is None
-        or num_rows != 1
+        or type(query) is not Tensor
         or dtype is not torch.bfloat16
-        or not (query.is_contiguous() and key.is_cpu and value.is_cpu)
+        or not (query.is_contiguous() and query.is_cpu and key.is_cpu and value.is_cpu)
         or not (key.dtype is dtype and value.dtype is dtype)
         or not (key.stride(3) == 1 and value.stride(3) == 1)
-        or not (key.shape[:3] == value.shape[:3] and key.shape[0] == 1 and key.shape[3] == width)
+        or not (key.shape[:3] == value.shape[:3] and len(key) == num_rows and key.shape[3] == width)
         or kwargs.get("dropout")
         or any(kwargs.get(name) is not None for name in UNUSUAL)
         or torch.is_grad_enabled()
     ):
         return None
-    output = query.new_empty(1, 1, num_heads, value.shape[3])
-    is_done = attend_token(
-        query.data_ptr(),
-        num_heads,
-        width,
-        key.data_ptr(),
-        key.shape[1],
-        key.shape[2],
-        key.stride(1),
-        key.stride(2),
-        value.data_ptr(),
-        value.shape[3],
-        value.stride(1),
-        value.stride(2),
-        width**-0.5 if scaling is None else scaling,
-        output.data_ptr(),
-        count_threads(),
-    )
-    return output if is_done else None
+    output = query.new_empty(num_rows, 1, num_heads, value.shape[3])
+    for row in range(num_rows):
+        is_done = attend_token(
+            query[row].data_ptr(),
+            num_heads,
+            width,
+            key[row].data_ptr(),
+            key.shape[1],
+            key.shape[2],
+            key.stride(1),
+            key.stride(2),
+            value[row].data_ptr(),
+            value.shape[3],
+            value.stride(1),
+            value.stride(2),
+            width**-0.5 if scaling is None else scaling,
+            output[row].data_ptr(),
+            count_threads(),
+        )
+        if not is_done:
+            return None
+    return output
 
 
 def _to_float32(value: Any) -> Any:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-ROOM = 256
-"""Tokens. Memory that was not written to takes none of the machine's."""
+ROOM = 64
+"""Tokens. A copy in 64 steps takes little, and so does the room."""
 NAME = "moecast_room"
-"""Attribute of keys or values that are the first tokens of a larger tensor."""
+"""Attribute of keys or values: the `id` of the tensor that has the room, and the larger tensor
+whose first tokens it is."""
 Update = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -55,15 +56,18 @@ def append_token(past: Tensor, new: Tensor) -> Tensor:
     ):
         return torch.cat([past, new], dim=-2)
     length = past.shape[2]
-    room: Tensor | None = vars(past).pop(NAME, None)
+    owner, room = getattr(past, NAME, (0, past))
     if (
-        room is None
+        owner != id(past)
         or room.shape[2] == length
         or (room.is_inference() and not torch.is_inference_mode_enabled())
     ):
         room = past.new_empty(*past.shape[:2], length + ROOM, past.shape[3])
         room[:, :, :length] = past
+    else:
+        setattr(past, NAME, (0, past))
     room[:, :, length : length + 1] = new
     joined = room[:, :, : length + 1]
-    setattr(joined, NAME, room)
+    # With its number: a copy of the tensor has another.
+    setattr(joined, NAME, (id(joined), room))
     return joined

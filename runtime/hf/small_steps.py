@@ -5,6 +5,7 @@ They are some forty calls of PyTorch, and take longer than the router. Those tha
 in one of the usual ways, as seen from their bits on random rows, are computed by `small_steps.h`.
 """
 
+import logging
 from collections.abc import Callable, Hashable
 from copy import copy
 from functools import cache, wraps
@@ -22,6 +23,8 @@ try:
     from runtime.store.ggml.products import normalise, rotate
 except ImportError:  # installed without compiled code, or with that of an earlier version
     normalise = rotate = None  # type: ignore[assignment]
+
+log = logging.getLogger(__name__)
 
 MOST_NUMBERS = 1 << 15
 """PyTorch computes more of them with several threads."""
@@ -44,7 +47,7 @@ def convert_small_steps(model: nn.Module) -> None:
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             convert_norm(module, ways)
-        code = modules[type(module).__module__]
+        code = modules.get(type(module).__module__)
         function = getattr(code, ROTATION, None)
         if function is not None and not hasattr(function, "moecast_rotates"):
             setattr(code, ROTATION, own_rotation(function))
@@ -53,6 +56,7 @@ def convert_small_steps(model: nn.Module) -> None:
 class Way(NamedTuple):
     """A way to compute a norm."""
 
+    dtype: torch.dtype
     epsilon: float
     rounds_twice: bool
     """Before it is multiplied by the weights, too, as in Llama; not in gpt-oss."""
@@ -65,14 +69,17 @@ class OwnNorm(nn.Module):
 
     moecast_way: Way
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        y = None if args or kwargs else self.normalise(x, self.weight)
-        return super().forward(x, *args, **kwargs) if y is None else y
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        y = self.normalise(args[0], self.weight) if len(args) == 1 and not kwargs else None
+        return super().forward(*args, **kwargs) if y is None else y
 
     def normalise(self, x: Tensor, weight: Tensor) -> Tensor | None:
         """Return the norm of each row of `x`, `(..., K)`; None: the model has to compute it."""
+        dtype, epsilon, rounds_twice, adds_one = self.moecast_way
         if (
-            x.numel() > MOST_NUMBERS
+            type(x) is not Tensor
+            or x.dtype is not dtype
+            or x.numel() > MOST_NUMBERS
             or x.shape[-1:] != weight.shape
             or torch.is_grad_enabled()
             or not are_alike(x, weight)
@@ -84,9 +91,11 @@ class OwnNorm(nn.Module):
             x.numel() // num_columns,
             num_columns,
             weight.data_ptr(),
-            *self.moecast_way,
+            epsilon,
+            rounds_twice,
+            adds_one,
             y.data_ptr(),
-            x.dtype is torch.float32,
+            dtype is torch.float32,
         )
         return y if is_done else None
 
@@ -115,8 +124,9 @@ def convert_norm(module: nn.Module, ways: dict[Hashable, Way | None]) -> None:
     epsilons = [settings[name] for name in EPSILONS if name in settings]
     if (
         weight is None
+        or weight.ndim != 1
         or len(module._parameters) > 1
-        or len(epsilons) != 1
+        or [type(epsilon) for epsilon in epsilons] != [float]
         or isinstance(module, OwnNorm)
         or len(signature(module.forward).parameters) > 1
     ):
@@ -139,10 +149,15 @@ def _find_way(module: nn.Module, weight: Tensor, epsilon: float) -> Way | None:
         x = random[1:] * torch.logspace(-4, 3, TRIED_ROWS, dtype=weight.dtype)[:, None]
     tried: Any = copy(module)
     tried._parameters = {"weight": nn.Parameter(random[0], requires_grad=False)}
-    cases = [(rows, tried.forward(rows)) for rows in (*x.split(1), *x.split(2))]
+    parts = [part[None] for size in (1, 2) for part in x.split(size)]
+    try:
+        cases = [(rows, tried.forward(rows)) for rows in parts]
+    except (TypeError, ValueError, RuntimeError) as error:  # it takes other rows
+        log.debug("%s is left as it is: %s", type(module).__name__, error)
+        return None
     tried.__class__ = _own_class(tried.__class__)
     for adds_one, rounds_twice in product((False, True), (True, False)):
-        tried.moecast_way = way = Way(epsilon, rounds_twice, adds_one)
+        tried.moecast_way = way = Way(weight.dtype, epsilon, rounds_twice, adds_one)
         if all(_are_equal(tried.normalise(rows, tried.weight), y) for rows, y in cases):
             return way
     return None
@@ -166,7 +181,6 @@ def own_rotation(function: Rotate) -> Rotate:
             if (
                 set(map(type, args)) == {Tensor}
                 and are_alike(*args)
-                and q.numel() <= MOST_NUMBERS
                 and cos.numel() == cos.shape[-1]
                 and _rotates_alike(function, q.shape, k.shape, cos.shape, sin.shape, q.dtype)
             ):

@@ -844,7 +844,8 @@ static PyObject *normalise(PyObject *module, PyObject *arguments) {
     call.x = (const void *)(uintptr_t)x;
     call.weight = (const void *)(uintptr_t)weight;
     call.y = (void *)(uintptr_t)y;
-    if (!has_avx2() || call.columns < 1 || call.columns % LANES) Py_RETURN_FALSE;
+    if (!has_avx2() || call.columns < 1 || call.columns > MOST_COLUMNS || call.columns % LANES)
+        Py_RETURN_FALSE;
     return PyBool_FromLong(is_float32 ? normalise_float32(&call) : normalise_bfloat16(&call));
 }
 

@@ -4,15 +4,16 @@
  * nearly all of their time is that of calling PyTorch.
  *
  * PyTorch sums a row in vectors of 8 lanes, four of them next to each other. Each of the four sums
- * goes into another one after 16 additions (more in very long rows), and that again, in four levels.
+ * goes into another one after 16 additions, and that again (in longer rows than here, otherwise).
  *
  * Rows are whole vectors. What is not a number has other bits elsewhere: it is noted.
  */
 #if HAS_OWN_DOTS
 #define LANES 8
 #define SIDES 4
-#define LEVELS 4
-#define LEAST_POWER 4 /* of two: additions after which a sum goes up a level */
+#define LEVELS 3
+#define ADDITIONS 16 /* after which a sum goes up a level */
+#define MOST_COLUMNS (1 << 15)
 /* Compiled without fused multiply-add, which does not round the products. */
 #define UNFUSED __attribute__((target("avx2")))
 
@@ -50,17 +51,16 @@ UNFUSED INLINE void add_squares(__m256 *sum, const void *row, Py_ssize_t vector,
 
 UNFUSED INLINE float sum_squares(const void *row, Py_ssize_t columns, int is_float32) {
     __m256 sums[LEVELS][SIDES];
-    Py_ssize_t vectors = columns / LANES, turns = vectors / SIDES, turn = 0, power = 0;
-    while (((Py_ssize_t)1 << power) < turns) power++;
-    power = power / LEVELS > LEAST_POWER ? power / LEVELS : LEAST_POWER;
-    Py_ssize_t last = ((Py_ssize_t)1 << power) - 1; /* addition in a level */
+    Py_ssize_t vectors = columns / LANES, turns = vectors / SIDES, turn = 0;
     for (int level = 0; level < LEVELS; level++)
         for (int side = 0; side < SIDES; side++) sums[level][side] = _mm256_setzero_ps();
     while (turn < turns) {
         for (int side = 0; side < SIDES; side++)
             add_squares(&sums[0][side], row, turn * SIDES + side, is_float32);
         turn++;
-        for (int level = 1; level < LEVELS && !(turn >> ((level - 1) * power) & last); level++) {
+        Py_ssize_t filled = turn; /* in units of the level below */
+        for (int level = 1; level < LEVELS && filled % ADDITIONS == 0; level++) {
+            filled /= ADDITIONS;
             for (int side = 0; side < SIDES; side++) {
                 sums[level][side] = _mm256_add_ps(sums[level][side], sums[level - 1][side]);
                 sums[level - 1][side] = _mm256_setzero_ps();

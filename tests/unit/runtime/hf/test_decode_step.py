@@ -15,6 +15,7 @@ from runtime.config import DecodeKernels
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf import decode_step
 from runtime.hf.loading import load_plain
+from runtime.hf.row_block import SequenceStates
 from tests.builders import lockstep
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 9]])
@@ -231,11 +232,23 @@ def test_attend__own_kernel_passes_on_what_is_no_number():
     assert output[2:].isinf().nonzero()[:, 1].tolist() == [2, 2]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [40, 700])
+def test_attend__rows_of_a_batch_have_the_bits_of_sequences_alone(tokens):
+    """The batch of copies is what a block of sequences is compared with."""
+    torch.manual_seed(0)
+    query = torch.randn(8, 16, 1, 128).bfloat16()
+    states = torch.randn(2, 8, 2, tokens, 128).bfloat16()
+    module = SimpleNamespace(num_key_value_groups=8, **{decode_step.MARK: True})
+    batch, _ = decode_step.attend(module, query, *states)
+    sequences = [SequenceStates(list(part.split(1))) for part in states]
+    assert torch.equal(decode_step.attend(module, query, *sequences)[0], batch)
+
+
 LEFT = {
     "a mask": ({}, {"attention_mask": torch.zeros(1, 1, 1, 9)}),
     "a bias": ({}, {"position_bias": torch.zeros(1, 4, 1, 9, dtype=torch.bfloat16)}),
     "narrow heads": ({"width": 24}, {}),
-    "two rows": ({"rows": 2}, {}),
     "another dtype": ({"dtype": torch.float16}, {}),
 }
 
@@ -243,8 +256,8 @@ LEFT = {
 @torch.no_grad()
 @pytest.mark.parametrize(("inputs", "options"), LEFT.values(), ids=LEFT)
 def test_attend__leaves_others_to_pytorch(inputs, options, attention):
-    dtype, rows = inputs.get("dtype", torch.bfloat16), inputs.get("rows", 1)
-    shapes = [(rows, *shape[:2], inputs.get("width", 16)) for shape in QUERY_KEYS_VALUES]
+    dtype = inputs.get("dtype", torch.bfloat16)
+    shapes = [(1, *shape[:2], inputs.get("width", 16)) for shape in QUERY_KEYS_VALUES]
     output, _ = decode_step.attend(ATTENTION, *(torch.ones(s).to(dtype) for s in shapes), **options)
     assert attention.called
     assert output.dtype is dtype

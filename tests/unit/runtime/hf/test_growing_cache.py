@@ -63,6 +63,15 @@ def test_append_token__copies_only_when_its_room_is_used_up():
     assert keys.stride()[2:] == (4, 1)
 
 
+@torch.no_grad()
+def test_append_token__a_copy_of_a_tensor_has_no_room():
+    keys = append_token(draw(5), draw())
+    copied, new = copy.copy(keys), [draw(), draw()]
+    both = [append_token(keys, new[0]), append_token(copied, new[1])]
+    for tensor, last in zip(both, new, strict=True):
+        assert torch.equal(tensor, torch.cat([keys, last], dim=-2))
+
+
 def test_append_token__made_in_inference_mode_goes_on_outside_of_it():
     with torch.inference_mode():
         keys = append_token(draw(5), draw())

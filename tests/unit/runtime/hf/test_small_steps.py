@@ -45,8 +45,7 @@ def make_norm(cls, width, dtype):
 def test_norm__has_the_models_bits(cls, width, dtype):
     norm, original = make_norm(cls, width, dtype)
     convert_norm(norm, {})
-    is_own = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    assert isinstance(norm, OwnNorm) == is_own
+    assert isinstance(norm, OwnNorm) == torch.cpu._is_avx2_supported()
     for rows in (1, 3):
         for scale in (1e-3, 1, 300):
             x = (torch.randn(1, rows, width) * scale).to(dtype)
@@ -72,6 +71,14 @@ def test_norm__leaves_other_rows_to_the_model(case):
     assert norm.normalise(x, norm.weight) is None
     assert torch.equal(norm(x), original(x)) or case in ("no numbers", "infinite")
     assert norm(x).isnan().tolist() == original(x).isnan().tolist()
+
+
+def test_norm__in_another_dtype_than_it_was_tried_in_is_the_models():
+    norm, original = make_norm(gpt_oss.GptOssRMSNorm, 64, torch.float32)
+    convert_norm(norm, {})
+    x = torch.randn(1, 1, 64).bfloat16()
+    assert torch.equal(norm.bfloat16()(hidden_states=x), original.bfloat16()(x))
+    assert norm.normalise(x, norm.weight) is None
 
 
 def test_norm__has_gradients():
@@ -102,7 +109,13 @@ class BackwardsNorm(qwen3.Qwen3MoeRMSNorm):
         return self.weight * (x * torch.rsqrt(backwards(x) + self.variance_epsilon))
 
 
-@pytest.mark.parametrize("cls", [ShiftedNorm, GatedRMSNorm, BackwardsNorm])
+class FlatNorm(qwen3.Qwen3MoeRMSNorm):
+    def forward(self, x):
+        rows, columns = x.shape
+        return super().forward(x.view(rows, columns))
+
+
+@pytest.mark.parametrize("cls", [ShiftedNorm, GatedRMSNorm, BackwardsNorm, FlatNorm, nn.RMSNorm])
 def test_convert_norm__leaves_another_norm_as_it_is(cls):
     norm, _ = make_norm(cls, 2056, torch.float32)
     convert_norm(norm, {})
@@ -132,7 +145,7 @@ def test_rotation__has_the_models_bits(module, rotated, is_own, dtype, monkeypat
     rotate(*inputs)
     calls.clear()
     found, expected = rotate(*inputs), original(*inputs)
-    is_own &= torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    is_own &= torch.cpu._is_avx2_supported()
     assert len(calls) == (not is_own)
     assert list(map(bits, found)) == list(map(bits, expected))
 
