@@ -65,7 +65,7 @@ def append_token(past: Tensor, new: Tensor) -> Tensor:
         room = past.new_empty(*past.shape[:2], length + ROOM, past.shape[3])
         room[:, :, :length] = past
     else:
-        setattr(past, NAME, (0, past))
+        delattr(past, NAME)
     room[:, :, length : length + 1] = new
     joined = room[:, :, : length + 1]
     # With its number: a copy of the tensor has another.

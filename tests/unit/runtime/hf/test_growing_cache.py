@@ -1,6 +1,8 @@
 """A KV cache with room holds what Transformers' holds, whoever else has seen its tensors."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -87,3 +89,16 @@ def test_append_token__refuses_what_transformers_refuses(shape):
 
 def test_append_token__of_another_dtype_is_transformers():
     assert append_token(draw(5), draw().double()).dtype is torch.float64
+
+
+@torch.no_grad()
+def test_append_token__leaves_no_memory_to_the_garbage_collector():
+    keys, seen = append_token(draw(5), draw()), []
+    gc.disable()
+    try:
+        for _ in range(8):
+            seen.append(weakref.ref(keys))
+            keys = append_token(keys, draw())
+        assert not any(reference() is not None for reference in seen)
+    finally:
+        gc.enable()
