@@ -274,8 +274,8 @@ def load_stripped(
             experts_implementation=experts_function.IMPLEMENTATION,
         )
     while kept:
-        linear, rows = kept.pop()
-        linear.rows = rows
+        module, rows = kept.pop()
+        module.rows = rows
     settle_generation(model, folder)
     model.__class__ = cls
     model = move_to(unmap_weights(model, mapped=False), device).eval()

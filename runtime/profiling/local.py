@@ -9,6 +9,7 @@ more of a small processor than one.
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -343,8 +344,14 @@ def read_model_shape(config: ModelConfig) -> ShapeConfig:
     model, layers, store = stripped.model, stripped.layers, stripped.open_store()
     try:
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
-        ends_bytes = {t.data_ptr() for end in ends if end is not None for t in end.parameters()}
-        others = {t.data_ptr(): t.nbytes for t in model.parameters()}
+        # A file's own rows are buffers.
+        ends_bytes = {
+            t.data_ptr()
+            for end in ends
+            if end is not None
+            for t in chain(end.parameters(), end.buffers())
+        }
+        others = {t.data_ptr(): t.nbytes for t in chain(model.parameters(), model.buffers())}
         body = sum(size for place, size in others.items() if place not in ends_bytes)
         text = model.config.get_text_config()
         return ShapeConfig(

@@ -39,6 +39,7 @@ def write_gguf(
     file: Path,
     *,
     experts: str = "F32",
+    embeddings: str = "F32",
     metadata: Mapping[str, Any] | None = None,
     change: Callable[[Tensors], Any] = lambda _: None,
     added: Mapping[str, np.ndarray] | None = None,
@@ -50,6 +51,7 @@ def write_gguf(
 
     Args:
         experts: type of the experts' matrices.
+        embeddings: type of the embeddings.
         metadata: values in place of the header's, without the architecture's name; None removes.
         change: changes the shapes of tensors by name.
         added: more tensors.
@@ -81,7 +83,10 @@ def write_gguf(
     change(tensors)
     for key, shape in tensors.items():
         data = make_weights(key, shape)
-        kind = gguf.GGMLQuantizationType[experts if key.endswith("_exps.weight") else "F32"]
+        kinds = {"token_embd.weight": embeddings}
+        if key.endswith("_exps.weight"):
+            kinds[key] = experts
+        kind = gguf.GGMLQuantizationType[kinds.get(key, "F32")]
         if kind != gguf.GGMLQuantizationType.F32:
             data = gguf.quants.quantize(data, kind)
         writer.add_tensor(key, data, raw_dtype=kind)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from configs.compose import compose_typed
 from runtime.config import PackConfig, Quantise
 from runtime.errors import CheckpointError, StoreError
-from runtime.hf.dense_format import QuantisedLinear
+from runtime.hf.dense_format import QuantisedRows
 from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.loading import load_stripped
 from runtime.hf.tokens import context_length, load_tokenizer
@@ -60,7 +60,7 @@ def test_load_stripped__dense_weights_are_transformers_own(name):
     model = load_stripped(gguf_file(name), "bfloat16").model
     # Rows that are multiplied as the file has them stand for the weights that they are decoded to.
     parts = model.named_modules()
-    rows = {f"{path}.weight": it.weight for path, it in parts if isinstance(it, QuantisedLinear)}
+    rows = {f"{path}.weight": it.weight for path, it in parts if isinstance(it, QuantisedRows)}
     own = model.state_dict() | rows
     assert bool(rows) == ("F16" not in name)
     plain = load_with_transformers(gguf_file(name), torch.bfloat16).state_dict()

@@ -5,8 +5,10 @@ import re
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from runtime.errors import CheckpointError
+from runtime.hf.dense_format import QuantisedEmbedding, QuantisedLinear
 from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.loading import load_stripped
 from runtime.hf.tokens import eos_token_ids, load_tokenizer
@@ -72,6 +74,29 @@ def test_load__mxfp4_experts_with_biases_are_multiplied_as_they_are(tmp_path):
     store = load_stripped(file, "float32").open_store()
     assert all(layout.row_matrices for layout in store.layouts)
     store.close()
+
+
+@pytest.mark.parametrize(("name", "is_tied"), [("granitemoe", True), ("olmoe", False)])
+def test_load__embeddings_stay_as_the_file_has_them(tmp_path, name, is_tied):
+    file = write_gguf(name, tmp_path / "model.gguf", embeddings="Q8_0")
+    model = load_stripped(file, "bfloat16").model
+    table = model.get_input_embeddings()
+    assert isinstance(table, QuantisedEmbedding)
+    ids = torch.tensor([[[3, 1, 3], [0, 2, len(table.weight) - 1]]])
+    for some in (ids, ids[0, 0, 0], ids[:, :0]):
+        assert torch.equal(table(some), F.embedding(some, table.weight))
+    with pytest.raises(IndexError):
+        table(ids + 1)
+    weights = torch.from_numpy(make_weights("token_embd.weight", list(table.weight.shape)))
+    assert (table.weight - weights).norm() < 0.01 * weights.norm()
+    head = model.get_output_embeddings()
+    assert isinstance(head, QuantisedLinear) == is_tied
+    if is_tied:
+        assert head.rows.data_ptr() == table.rows.data_ptr()
+    plain = write_gguf(name, tmp_path / "plain.gguf")
+    options = {"dtype": "bfloat16", "budget": "100%", "system": "on-demand"}
+    found, expected = (serve_logits(one, TOKENS, **options) for one in (file, plain))
+    assert (found - expected).norm() < 0.02 * expected.norm()
 
 
 PACKED = ["gpt-oss", "llama4", "granitemoe", "qwen2moe-F16", "qwen3moe-wide-Q5_K_M"]

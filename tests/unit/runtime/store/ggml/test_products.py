@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from gguf import GGMLQuantizationType, quants
 from torch import nn
 
+from runtime.hf import quantised_experts
 from runtime.hf.quantised_experts import compute_quantised
 from runtime.store.ggml import library
 from runtime.store.ggml.matrix import QuantisedExpert, RowMatrix, RowsPart
@@ -186,6 +187,33 @@ def test_experts__a_token_s_bits_are_its_own(kind, gate, dtype):
             part = slice(first, first + 1 + first % 3)
             alone = compute(module, experts, hidden[part], ids[part], weights[part])
             assert torch.equal(alone, expected[part])
+
+
+@pytest.mark.parametrize("gate", [F.silu, F.gelu], ids=["silu", "gelu"])
+def test_experts__of_long_prompts_are_computed_in_parts(monkeypatch, gate):
+    """With the same bits, also where a part chose no expert or not all of them."""
+    module = make_module(gate=gate)
+    experts, _ = make_experts("Q8_0", "Q8_0")
+    hidden, ids, weights = choose(11)
+    ids[4:8] = EXPERTS  # which means: skip
+    ids[8:] = ids[8]
+    expected = compute(module, experts, hidden, ids, weights)
+    assert not expected[4:8].any()
+    counts, together = [], quantised_experts._compute_together
+
+    def count(module, ready, hidden, *choices):
+        counts.append(len(hidden))
+        return together(module, ready, hidden, *choices)
+
+    monkeypatch.setattr(quantised_experts, "TOKENS_AT_ONCE", 4)
+    monkeypatch.setattr(quantised_experts, "_compute_together", count)
+    assert torch.equal(compute(module, experts, hidden, ids, weights), expected)
+    assert counts == [4, 4, 3]
+    late = compute(module, experts, hidden, ids, weights, batches=[[5, 0], [1, 2, 3, 4]])
+    assert torch.equal(late, expected)
+    skipped = torch.full_like(ids, EXPERTS)
+    assert not compute(module, experts, hidden, skipped, weights).any()
+    assert counts[3] == 11
 
 
 def test_products__refuse_what_they_cannot_compute():
