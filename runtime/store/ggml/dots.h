@@ -4,15 +4,19 @@
  * gives 38. With AVX2 alone there is a kernel for Q4_0: ggml's takes 1.3 times as long with rows
  * fetched ahead, and twice as long for many tokens. For other types, ggml's are used.
  *
- * Four rows share what is loaded of the activations. Each row's operations are the same whatever
- * their number is.
+ * Four rows share what is loaded of the activations, and the activations of four tokens what is
+ * unpacked of the weights. The operations of a row and a token are the same whatever their numbers
+ * are.
  */
 #define FEW_ROWS 4 /* of weights, that share what is loaded of the activations */
+#define FEW_X 4    /* rows of activations, that share what is unpacked of the weights */
 
-/* Products of at most FEW_ROWS rows of so many bytes. `is_first`: the rows come from memory, and
- * what comes next is fetched ahead; for other activations they are in a cache. */
-typedef void (*OwnDot)(Py_ssize_t num_rows, Py_ssize_t columns, size_t bytes,
-                       const uint8_t *weights, const void *x, int is_first, float *results);
+/* Products of at most FEW_ROWS rows of so many bytes and of `num_x` rows of activations, 1 or FEW_X;
+ * those with activations `t` begin at `results[t]`. `is_first`: the rows come from memory, and what
+ * comes next is fetched ahead; for other activations they are in a cache. */
+typedef void (*OwnDot)(Py_ssize_t num_rows, int num_x, Py_ssize_t columns, size_t bytes,
+                       const uint8_t *weights, const void *const *x, int is_first,
+                       float *const *results);
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -104,20 +108,32 @@ AVX2 INLINE __m256i add_fours_avx2(__m256i numbers, __m256i values) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(numbers, values), _mm256_set1_epi16(1));
 }
 
-AVX2 INLINE void dot_rows_of_groups(AddFours add_fours, int num_rows, Py_ssize_t columns,
-                                    const uint8_t *weights, const void *x, int is_first,
-                                    float *results) {
-    const Group *group = x;
+AVX2 INLINE float add_eight(__m256 sums) {
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+
+/* Eight numbers, and eight others. */
+VNNI INLINE __m512 read_both(const float *first, const float *second) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(first)),
+                              _mm256_loadu_ps(second), 1);
+}
+
+AVX2 INLINE void dot_rows_of_groups(AddFours add_fours, int num_rows, int num_x,
+                                    Py_ssize_t columns, const uint8_t *weights,
+                                    const void *const *x, int is_first, float *const *results) {
     const __m256i low = _mm256_set1_epi8(15), halves = _mm256_set_epi64x(4, 4, 0, 0);
     const size_t row_bytes = (size_t)(columns / BLOCK_WEIGHTS) * BLOCK_Q4_0;
     const int bytes = num_rows * GROUP * BLOCK_Q4_0;
     uintptr_t coming = (uintptr_t)weights + AHEAD;
-    __m256 sums[FEW_ROWS];
-    for (int r = 0; r < num_rows; r++) sums[r] = _mm256_setzero_ps();
-    for (Py_ssize_t left = columns / BLOCK_WEIGHTS; left > 0; left -= GROUP, group++) {
+    __m256 sums[FEW_ROWS][FEW_X];
+    for (int r = 0; r < num_rows; r++)
+        for (int t = 0; t < num_x; t++) sums[r][t] = _mm256_setzero_ps();
+    for (Py_ssize_t g = 0, left = columns / BLOCK_WEIGHTS; left > 0; left -= GROUP, g++) {
         if (is_first) fetch(&coming, bytes);
         uint8_t filled[FEW_ROWS][GROUP * BLOCK_Q4_0];
-        float scales[FEW_ROWS][GROUP];
+        float scales[FEW_ROWS][FEW_X][GROUP];
         const uint8_t *rows[FEW_ROWS];
         for (int r = 0; r < num_rows; r++) {
             rows[r] = weights + (size_t)r * row_bytes;
@@ -125,38 +141,110 @@ AVX2 INLINE void dot_rows_of_groups(AddFours add_fours, int num_rows, Py_ssize_t
                 memset(filled[r], 0, sizeof filled[r]);
                 rows[r] = memcpy(filled[r], rows[r], (size_t)left * BLOCK_Q4_0);
             }
-            __m256 both = _mm256_mul_ps(read_scales(rows[r], BLOCK_Q4_0),
-                                        _mm256_loadu_ps(group->scales));
-            _mm256_storeu_ps(scales[r], both);
-            sums[r] = _mm256_fmadd_ps(both, _mm256_loadu_ps(group->eights), sums[r]);
+            __m256 own = read_scales(rows[r], BLOCK_Q4_0);
+            for (int t = 0; t < num_x; t++) {
+                const Group *group = (const Group *)x[t] + g;
+                __m256 both = _mm256_mul_ps(own, _mm256_loadu_ps(group->scales));
+                _mm256_storeu_ps(scales[r][t], both);
+                sums[r][t] = _mm256_fmadd_ps(both, _mm256_loadu_ps(group->eights), sums[r][t]);
+            }
         }
         for (int b = 0; b < GROUP; b++) {
-            __m256i values = _mm256_loadu_si256((const __m256i *)group->values[b]);
+            __m256i values[FEW_X];
+            for (int t = 0; t < num_x; t++)
+                values[t] = _mm256_loadu_si256(
+                    (const __m256i *)((const Group *)x[t] + g)->values[b]);
             for (int r = 0; r < num_rows; r++) {
                 __m256i stored = _mm256_broadcastsi128_si256(
                     _mm_loadu_si128((const __m128i *)(rows[r] + b * BLOCK_Q4_0 + 2)));
                 __m256i numbers = _mm256_and_si256(low, _mm256_srlv_epi64(stored, halves));
-                __m256 products = _mm256_cvtepi32_ps(add_fours(numbers, values));
-                sums[r] = _mm256_fmadd_ps(_mm256_set1_ps(scales[r][b]), products, sums[r]);
+                for (int t = 0; t < num_x; t++) {
+                    __m256 products = _mm256_cvtepi32_ps(add_fours(numbers, values[t]));
+                    sums[r][t] = _mm256_fmadd_ps(_mm256_set1_ps(scales[r][t][b]), products,
+                                                 sums[r][t]);
+                }
             }
         }
         weights += GROUP * BLOCK_Q4_0;
     }
-    for (int r = 0; r < num_rows; r++) {
-        __m128 sum = _mm_add_ps(_mm256_castps256_ps128(sums[r]), _mm256_extractf128_ps(sums[r], 1));
-        sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-        results[r] = _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+    for (int r = 0; r < num_rows; r++)
+        for (int t = 0; t < num_x; t++) results[t][r] = add_eight(sums[r][t]);
+}
+
+/* Pairs of tokens: eight sums of each, in the order of `dot_rows_of_groups`. */
+VNNI INLINE void dot_pairs_q4_0(Py_ssize_t columns, const uint8_t *weights, const void *const *x,
+                                int is_first, float *const *results) {
+    const __m512i low = _mm512_set1_epi8(15), zero = _mm512_setzero_si512();
+    const __m512i halves = _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0);
+    const __m512i second = _mm512_set_epi32(8, 8, 8, 8, 8, 8, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0);
+    const size_t row_bytes = (size_t)(columns / BLOCK_WEIGHTS) * BLOCK_Q4_0;
+    uintptr_t coming = (uintptr_t)weights + AHEAD;
+    __m512 sums[FEW_ROWS][FEW_X / 2];
+    for (int r = 0; r < FEW_ROWS; r++)
+        for (int t = 0; t < FEW_X / 2; t++) sums[r][t] = _mm512_setzero_ps();
+    for (Py_ssize_t g = 0, left = columns / BLOCK_WEIGHTS; left > 0; left -= GROUP, g++) {
+        if (is_first) fetch(&coming, FEW_ROWS * GROUP * BLOCK_Q4_0);
+        uint8_t filled[FEW_ROWS][GROUP * BLOCK_Q4_0];
+        __m512 scales[FEW_ROWS][FEW_X / 2];
+        const uint8_t *rows[FEW_ROWS];
+        for (int r = 0; r < FEW_ROWS; r++) {
+            rows[r] = weights + (size_t)r * row_bytes;
+            if (left < GROUP) {
+                memset(filled[r], 0, sizeof filled[r]);
+                rows[r] = memcpy(filled[r], rows[r], (size_t)left * BLOCK_Q4_0);
+            }
+            __m256 own = read_scales(rows[r], BLOCK_Q4_0);
+            __m512 twice = _mm512_insertf32x8(_mm512_castps256_ps512(own), own, 1);
+            for (int t = 0; t < FEW_X / 2; t++) {
+                const Group *one = (const Group *)x[2 * t] + g, *two = (const Group *)x[2 * t + 1] + g;
+                scales[r][t] = _mm512_mul_ps(twice, read_both(one->scales, two->scales));
+                sums[r][t] = _mm512_fmadd_ps(scales[r][t], read_both(one->eights, two->eights),
+                                             sums[r][t]);
+            }
+        }
+        for (int b = 0; b < GROUP; b++) {
+            __m512i numbers[FEW_ROWS], place = _mm512_add_epi32(second, _mm512_set1_epi32(b));
+            for (int r = 0; r < FEW_ROWS; r++) {
+                __m512i stored = _mm512_broadcast_i32x4(
+                    _mm_loadu_si128((const __m128i *)(rows[r] + b * BLOCK_Q4_0 + 2)));
+                numbers[r] = _mm512_and_si512(low, _mm512_srlv_epi64(stored, halves));
+            }
+            for (int t = 0; t < FEW_X / 2; t++) {
+                const Group *one = (const Group *)x[2 * t] + g, *two = (const Group *)x[2 * t + 1] + g;
+                __m512i values = _mm512_castps_si512(
+                    read_both((const float *)one->values[b], (const float *)two->values[b]));
+                for (int r = 0; r < FEW_ROWS; r++)
+                    sums[r][t] = _mm512_fmadd_ps(
+                        _mm512_permutexvar_ps(place, scales[r][t]),
+                        _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(zero, numbers[r], values)),
+                        sums[r][t]);
+            }
+        }
+        weights += GROUP * BLOCK_Q4_0;
     }
+    for (int r = 0; r < FEW_ROWS; r++)
+        for (int t = 0; t < FEW_X; t++)
+            results[t][r] = add_eight(_mm512_extractf32x8_ps(sums[r][t / 2], t % 2));
 }
 
-VNNI INLINE void dot_rows_q4_0(int num_rows, Py_ssize_t columns, const uint8_t *weights,
-                               const void *x, int is_first, float *results) {
-    dot_rows_of_groups(add_fours_vnni, num_rows, columns, weights, x, is_first, results);
+VNNI INLINE void dot_rows_q4_0(int num_rows, int num_x, Py_ssize_t columns, const uint8_t *weights,
+                               const void *const *x, int is_first, float *const *results) {
+    if (num_x == FEW_X)
+        dot_pairs_q4_0(columns, weights, x, is_first, results);
+    else
+        dot_rows_of_groups(add_fours_vnni, num_rows, num_x, columns, weights, x, is_first, results);
 }
 
-AVX2 INLINE void dot_rows_q4_0_avx2(int num_rows, Py_ssize_t columns, const uint8_t *weights,
-                                    const void *x, int is_first, float *results) {
-    dot_rows_of_groups(add_fours_avx2, num_rows, columns, weights, x, is_first, results);
+/* Two tokens at a time: there are half as many registers. */
+AVX2 INLINE void dot_rows_q4_0_avx2(int num_rows, int num_x, Py_ssize_t columns,
+                                    const uint8_t *weights, const void *const *x, int is_first,
+                                    float *const *results) {
+    if (num_x == FEW_X)
+        for (int t = 0; t < FEW_X; t += 2, is_first = 0)
+            dot_rows_of_groups(add_fours_avx2, num_rows, 2, columns, weights, x + t, is_first,
+                               results + t);
+    else
+        dot_rows_of_groups(add_fours_avx2, num_rows, num_x, columns, weights, x, is_first, results);
 }
 
 /* ---- Q4_K and Q6_K
@@ -186,8 +274,8 @@ typedef struct {
     int16_t sums[BLOCK_K / 16];
 } BlockQ8K;
 
-VNNI INLINE void dot_rows_q4_K(int num_rows, Py_ssize_t columns, const uint8_t *weights,
-                               const void *x, int is_first, float *results) {
+VNNI INLINE void dot_rows_q4_K(int num_rows, int num_x, Py_ssize_t columns, const uint8_t *weights,
+                               const void *const *x, int is_first, float *const *results) {
     const Py_ssize_t num_blocks = columns / BLOCK_K;
     const __m512i zero = _mm512_setzero_si512(), low = _mm512_set1_epi8(15);
     /* Of eight bytes, those that scale 16 bits in each place, after `packs`. */
@@ -197,22 +285,22 @@ VNNI INLINE void dot_rows_q4_K(int num_rows, Py_ssize_t columns, const uint8_t *
                          1, 1, 1, 0, 0, 0, 0));
     const int bytes = num_rows * (int)sizeof(BlockQ4K);
     uintptr_t coming = (uintptr_t)weights + AHEAD;
-    __m512 sums[FEW_ROWS];
-    __m256 minima[FEW_ROWS];
-    for (int r = 0; r < num_rows; r++) {
-        sums[r] = _mm512_setzero_ps();
-        minima[r] = _mm256_setzero_ps();
-    }
-    for (Py_ssize_t b = 0; b < num_blocks; b++) {
-        const BlockQ8K *block = (const BlockQ8K *)x + b;
-        __m512i values[4]; /* of the low halves of 64 bytes, and of the high ones; twice */
-        for (int i = 0; i < 4; i += 2) {
-            __m512i first = _mm512_loadu_si512(block->values + 64 * i);
-            __m512i second = _mm512_loadu_si512(block->values + 64 * i + 64);
-            values[i] = _mm512_shuffle_i64x2(first, second, 0x44);
-            values[i + 1] = _mm512_shuffle_i64x2(first, second, 0xee);
+    __m512 sums[FEW_ROWS][FEW_X];
+    __m256 minima[FEW_ROWS][FEW_X];
+    for (int r = 0; r < num_rows; r++)
+        for (int t = 0; t < num_x; t++) {
+            sums[r][t] = _mm512_setzero_ps();
+            minima[r][t] = _mm256_setzero_ps();
         }
-        __m256i sums_of_values = _mm256_loadu_si256((const __m256i *)block->sums);
+    for (Py_ssize_t b = 0; b < num_blocks; b++) {
+        __m512i values[FEW_X][4]; /* of the low halves of 64 bytes, and of the high ones; twice */
+        for (int t = 0; t < num_x; t++)
+            for (int i = 0; i < 4; i += 2) {
+                const int8_t *own = ((const BlockQ8K *)x[t] + b)->values + 64 * i;
+                __m512i first = _mm512_loadu_si512(own), second = _mm512_loadu_si512(own + 64);
+                values[t][i] = _mm512_shuffle_i64x2(first, second, 0x44);
+                values[t][i + 1] = _mm512_shuffle_i64x2(first, second, 0xee);
+            }
         if (is_first) fetch(&coming, bytes);
         for (int r = 0; r < num_rows; r++) {
             const BlockQ4K *row = (const BlockQ4K *)weights + r * num_blocks + b;
@@ -224,39 +312,48 @@ VNNI INLINE void dot_rows_q4_K(int num_rows, Py_ssize_t columns, const uint8_t *
             __m128i least = _mm_set_epi32(
                 0, 0, (int)((bits[2] >> 4 & 0x0f0f0f0f) | (bits[1] >> 2 & 0x30303030)),
                 (int)(bits[1] & 0x3f3f3f3f));
-            __m512i total = zero;
+            __m256i minimum = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(least, least));
+            __m512i numbers[4], own[2];
             for (int i = 0; i < 2; i++) {
                 __m512i stored = _mm512_loadu_si512(row->numbers + 64 * i);
-                __m512i lows = _mm512_and_si512(stored, low);
-                __m512i highs = _mm512_and_si512(_mm512_srli_epi16(stored, 4), low);
-                __m512i products = _mm512_packs_epi32(
-                    _mm512_dpbusd_epi32(zero, lows, values[2 * i]),
-                    _mm512_dpbusd_epi32(zero, highs, values[2 * i + 1]));
-                __m512i own = _mm512_shuffle_epi8(
+                numbers[2 * i] = _mm512_and_si512(stored, low);
+                numbers[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16(stored, 4), low);
+                own[i] = _mm512_shuffle_epi8(
                     _mm512_broadcast_i32x4(scales),
                     _mm512_add_epi16(places, _mm512_set1_epi16((int16_t)(4 * i))));
-                total = _mm512_dpwssd_epi32(total, products, own);
             }
-            least = _mm_unpacklo_epi8(least, least);
-            __m256i below = _mm256_madd_epi16(_mm256_cvtepu8_epi16(least), sums_of_values);
             int halves;
             memcpy(&halves, row, sizeof halves);
-            __m128 factors = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(halves)),
-                                        _mm_set1_ps(block->scale));
-            sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_broadcastss_ps(factors),
-                                      sums[r]);
-            minima[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(below),
-                                        _mm256_broadcastss_ps(_mm_movehdup_ps(factors)), minima[r]);
+            __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(halves));
+            for (int t = 0; t < num_x; t++) {
+                const BlockQ8K *block = (const BlockQ8K *)x[t] + b;
+                __m512i total = zero;
+                for (int i = 0; i < 4; i += 2) {
+                    __m512i products =
+                        _mm512_packs_epi32(_mm512_dpbusd_epi32(zero, numbers[i], values[t][i]),
+                                           _mm512_dpbusd_epi32(zero, numbers[i + 1], values[t][i + 1]));
+                    total = _mm512_dpwssd_epi32(total, products, own[i / 2]);
+                }
+                __m256i below = _mm256_madd_epi16(
+                    minimum, _mm256_loadu_si256((const __m256i *)block->sums));
+                __m128 factors = _mm_mul_ps(both, _mm_set1_ps(block->scale));
+                sums[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total),
+                                             _mm512_broadcastss_ps(factors), sums[r][t]);
+                minima[r][t] =
+                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(below),
+                                    _mm256_broadcastss_ps(_mm_movehdup_ps(factors)), minima[r][t]);
+            }
         }
     }
     for (int r = 0; r < num_rows; r++)
-        results[r] = _mm512_reduce_add_ps(
-            _mm512_sub_ps(sums[r], _mm512_zextps256_ps512(minima[r])));
+        for (int t = 0; t < num_x; t++)
+            results[t][r] = _mm512_reduce_add_ps(
+                _mm512_sub_ps(sums[r][t], _mm512_zextps256_ps512(minima[r][t])));
 }
 
 /* Numbers of six bits, less 32. */
-VNNI INLINE void dot_rows_q6_K(int num_rows, Py_ssize_t columns, const uint8_t *weights,
-                               const void *x, int is_first, float *results) {
+VNNI INLINE void dot_rows_q6_K(int num_rows, int num_x, Py_ssize_t columns, const uint8_t *weights,
+                               const void *const *x, int is_first, float *const *results) {
     const Py_ssize_t num_blocks = columns / BLOCK_K;
     const __m512i zero = _mm512_setzero_si512();
     const __m512i low = _mm512_set1_epi8(15), six = _mm512_set1_epi8(63);
@@ -267,59 +364,77 @@ VNNI INLINE void dot_rows_q6_K(int num_rows, Py_ssize_t columns, const uint8_t *
                          4, 4, 4, 0, 0, 0, 0);
     const int bytes = num_rows * (int)sizeof(BlockQ6K);
     uintptr_t coming = (uintptr_t)weights + AHEAD;
-    __m512 sums[FEW_ROWS];
-    for (int r = 0; r < num_rows; r++) sums[r] = _mm512_setzero_ps();
+    __m512 sums[FEW_ROWS][FEW_X];
+    for (int r = 0; r < num_rows; r++)
+        for (int t = 0; t < num_x; t++) sums[r][t] = _mm512_setzero_ps();
     for (Py_ssize_t b = 0; b < num_blocks; b++) {
-        const BlockQ8K *block = (const BlockQ8K *)x + b;
-        __m256i sums_of_values = _mm256_loadu_si256((const __m256i *)block->sums);
         if (is_first) fetch(&coming, bytes);
         for (int r = 0; r < num_rows; r++) {
             const BlockQ6K *row = (const BlockQ6K *)weights + r * num_blocks + b;
             __m256i scales =
                 _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)row->scales));
-            __m256i below = _mm256_slli_epi32(_mm256_madd_epi16(scales, sums_of_values), 5);
-            __m512i total = _mm512_sub_epi32(zero, _mm512_zextsi256_si512(below));
+            __m512i numbers[4], own[2];
             for (int i = 0; i < 2; i++) {
                 __m512i stored = _mm512_loadu_si512(row->low + 64 * i);
                 __m512i upper = _mm512_broadcast_i64x4(
                     _mm256_loadu_si256((const __m256i *)(row->high + 32 * i)));
                 /* Bits of `low` from the one, others from the other. */
-                __m512i first = _mm512_ternarylogic_epi64(
-                    low, stored, _mm512_sllv_epi64(upper, left), 0xca);
-                __m512i second = _mm512_ternarylogic_epi64(
-                    low, _mm512_srli_epi64(stored, 4), _mm512_srlv_epi64(upper, right), 0xca);
-                const int8_t *values = block->values + 128 * i;
-                __m512i products = _mm512_packs_epi32(
-                    _mm512_dpbusd_epi32(zero, _mm512_and_si512(first, six),
-                                        _mm512_loadu_si512(values)),
-                    _mm512_dpbusd_epi32(zero, _mm512_and_si512(second, six),
-                                        _mm512_loadu_si512(values + 64)));
-                __m512i own = _mm512_permutexvar_epi16(
+                numbers[2 * i] = _mm512_and_si512(
+                    six, _mm512_ternarylogic_epi64(low, stored, _mm512_sllv_epi64(upper, left),
+                                                   0xca));
+                numbers[2 * i + 1] = _mm512_and_si512(
+                    six, _mm512_ternarylogic_epi64(low, _mm512_srli_epi64(stored, 4),
+                                                   _mm512_srlv_epi64(upper, right), 0xca));
+                own[i] = _mm512_permutexvar_epi16(
                     _mm512_add_epi16(places, _mm512_set1_epi16((int16_t)(8 * i))),
                     _mm512_castsi256_si512(scales));
-                total = _mm512_dpwssd_epi32(total, products, own);
             }
             __m128 scale = _mm_cvtph_ps(_mm_cvtsi32_si128(row->scale));
-            sums[r] = _mm512_fmadd_ps(
-                _mm512_cvtepi32_ps(total),
-                _mm512_broadcastss_ps(_mm_mul_ps(scale, _mm_set1_ps(block->scale))), sums[r]);
+            for (int t = 0; t < num_x; t++) {
+                const BlockQ8K *block = (const BlockQ8K *)x[t] + b;
+                __m256i below = _mm256_madd_epi16(
+                    scales, _mm256_loadu_si256((const __m256i *)block->sums));
+                __m512i total = _mm512_sub_epi32(
+                    zero, _mm512_zextsi256_si512(_mm256_slli_epi32(below, 5)));
+                for (int i = 0; i < 4; i += 2) {
+                    const int8_t *values = block->values + 64 * i;
+                    __m512i products = _mm512_packs_epi32(
+                        _mm512_dpbusd_epi32(zero, numbers[i], _mm512_loadu_si512(values)),
+                        _mm512_dpbusd_epi32(zero, numbers[i + 1], _mm512_loadu_si512(values + 64)));
+                    total = _mm512_dpwssd_epi32(total, products, own[i / 2]);
+                }
+                sums[r][t] = _mm512_fmadd_ps(
+                    _mm512_cvtepi32_ps(total),
+                    _mm512_broadcastss_ps(_mm_mul_ps(scale, _mm_set1_ps(block->scale))),
+                    sums[r][t]);
+            }
         }
     }
-    for (int r = 0; r < num_rows; r++) results[r] = _mm512_reduce_add_ps(sums[r]);
+    for (int r = 0; r < num_rows; r++)
+        for (int t = 0; t < num_x; t++) results[t][r] = _mm512_reduce_add_ps(sums[r][t]);
 }
 
 /* ---- of at most FEW_ROWS rows */
 
 #define DOT(target, name)                                                                         \
-    target static void dot_##name(Py_ssize_t num_rows, Py_ssize_t columns, size_t bytes,          \
-                                  const uint8_t *weights, const void *x, int is_first,            \
-                                  float *results) {                                               \
-        if (num_rows == FEW_ROWS) {                                                               \
-            dot_rows_##name(FEW_ROWS, columns, weights, x, is_first, results);                    \
+    target static void dot_##name(Py_ssize_t num_rows, int num_x, Py_ssize_t columns,             \
+                                  size_t bytes, const uint8_t *weights, const void *const *x,     \
+                                  int is_first, float *const *results) {                          \
+        if (num_rows == FEW_ROWS && num_x == FEW_X) {                                             \
+            dot_rows_##name(FEW_ROWS, FEW_X, columns, weights, x, is_first, results);             \
             return;                                                                               \
         }                                                                                         \
-        for (Py_ssize_t r = 0; r < num_rows; r++, weights += bytes)                               \
-            dot_rows_##name(1, columns, weights, x, is_first, results + r);                       \
+        for (int t = 0; t < num_x; t++) {                                                         \
+            if (num_rows == FEW_ROWS) {                                                           \
+                dot_rows_##name(FEW_ROWS, 1, columns, weights, x + t, is_first, results + t);     \
+                continue;                                                                         \
+            }                                                                                     \
+            const uint8_t *row = weights;                                                         \
+            for (Py_ssize_t r = 0; r < num_rows; r++, row += bytes) {                             \
+                float *result = results[t] + r;                                                   \
+                dot_rows_##name(1, 1, columns, row, x + t, is_first, &result);                    \
+            }                                                                                     \
+        }                                                                                         \
     }
 DOT(AVX2, q4_0_avx2)
 DOT(VNNI, q4_0)

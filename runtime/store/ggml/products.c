@@ -406,21 +406,24 @@ typedef struct {
     float *results;            /* (pairs, N) */
 } Products;
 
-/* The products of at most FEW_ROWS rows of weights, one after another, and one of activations.
- * `is_first`: it is the first of these activations, so that the weights come from memory. */
-static inline void multiply_rows(int type, Py_ssize_t num_rows, Py_ssize_t columns,
-                                 const uint8_t *weights, const uint8_t *x, int is_first,
-                                 float *results) {
+/* The products of at most FEW_ROWS rows of weights, one after another, and `num_x` rows of
+ * activations, 1 or FEW_X. `is_first`: they are the first ones, so that the weights come from
+ * memory. */
+static inline void multiply_rows(int type, Py_ssize_t num_rows, int num_x, Py_ssize_t columns,
+                                 const uint8_t *weights, const void *const *x, int is_first,
+                                 float *const *results) {
     size_t bytes = row_bytes(type, columns);
     if (ggml.own_dots[type]) {
-        ggml.own_dots[type](num_rows, columns, bytes, weights, x, is_first, results);
+        ggml.own_dots[type](num_rows, num_x, columns, bytes, weights, x, is_first, results);
         return;
     }
-    for (Py_ssize_t r = 0; r < num_rows; r++, weights += bytes) {
-        for (size_t line = 0; is_first && line < bytes; line += 64)
-            __builtin_prefetch((const void *)((uintptr_t)weights + ROW_AHEAD + line), 0, 2);
-        ggml.cpu_types[type]->dot((int)columns, results + r, 0, weights, 0, x, 0, 1);
-    }
+    for (int t = 0; t < num_x; t++, is_first = 0)
+        for (Py_ssize_t r = 0; r < num_rows; r++) {
+            const uint8_t *row = weights + (size_t)r * bytes;
+            for (size_t line = 0; is_first && line < bytes; line += 64)
+                __builtin_prefetch((const void *)((uintptr_t)row + ROW_AHEAD + line), 0, 2);
+            ggml.cpu_types[type]->dot((int)columns, results[t] + r, 0, row, 0, x[t], 0, 1);
+        }
 }
 
 static void multiply_chunk(void *context, Py_ssize_t index) {
@@ -437,14 +440,20 @@ static void multiply_chunk(void *context, Py_ssize_t index) {
         const uint8_t *weights = (const uint8_t *)(uintptr_t)call->slots[expert] + part->offset;
         for (Py_ssize_t count; row < last; row += count) {
             count = last - row < FEW_ROWS ? last - row : FEW_ROWS;
-            for (Py_ssize_t i = call->firsts[expert]; i < call->firsts[expert + 1]; i++) {
-                Py_ssize_t pair = call->pairs_P[i];
-                const uint8_t *x = call->rows.encoded[p] +
-                                   (size_t)(pair / call->top_k) * call->rows.bytes[p];
-                multiply_rows(part->type, count, matrix->columns,
-                              weights + (size_t)(row - before) * bytes, x,
-                              i == call->firsts[expert],
-                              call->results + pair * matrix->rows + row);
+            Py_ssize_t first = call->firsts[expert], stop = call->firsts[expert + 1];
+            for (Py_ssize_t i = first, num_x; i < stop; i += num_x) {
+                /* Of three, the last one is computed twice, which takes less time. */
+                num_x = stop - i < FEW_X - 1 ? 1 : FEW_X;
+                const void *x[FEW_X];
+                float *results[FEW_X];
+                for (Py_ssize_t t = 0; t < num_x; t++) {
+                    Py_ssize_t pair = call->pairs_P[i + t < stop ? i + t : stop - 1];
+                    x[t] = call->rows.encoded[p] +
+                           (size_t)(pair / call->top_k) * call->rows.bytes[p];
+                    results[t] = call->results + pair * matrix->rows + row;
+                }
+                multiply_rows(part->type, count, (int)num_x, matrix->columns,
+                              weights + (size_t)(row - before) * bytes, x, i == first, results);
             }
         }
         before += part->rows;

@@ -74,6 +74,21 @@ def test_rows__of_any_number_of_blocks_are_multiplied_whole(num_columns):
     assert error_of(product, rounded.double() @ expected.double().T) < 1e-6
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "Q8_0", "Q5_0"])
+@pytest.mark.parametrize("num_columns", [768, 288])
+def test_rows__have_the_same_bits_whatever_number_of_tokens_shares_what_is_unpacked(
+    kind, num_columns
+):
+    if num_columns % library.TYPES[kind].block:
+        num_columns *= 8
+    stored, _ = make_rows(kind, 75, num_columns)
+    matrix = RowMatrix([RowsPart(kind, 0, 75)], num_columns)
+    x = torch.randn(12, num_columns, generator=torch.Generator().manual_seed(1))
+    alone = torch.cat([matrix.linear(stored, row[None]) for row in x])
+    for count in range(2, 13):
+        assert torch.equal(matrix.linear(stored, x[-count:]), alone[-count:]), count
+
+
 @pytest.mark.parametrize(("kind", "first_scale"), [("Q4_0", 0), ("Q4_K", 0), ("Q6_K", 208)])
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
 def test_rows__of_the_largest_numbers_and_scales_do_not_overflow(kind, first_scale, byte):
