@@ -3,11 +3,11 @@
 In GGUF's formats all of them read the same file, each with its fastest settings.
 
 Memory is the same for all in a format: weights other than experts, the budget for experts, and 400
-MiB for the program itself. Weights in the page cache are charged. Where not all experts fit, they
-cannot use what a program leaves of its 400 MiB: small models would fit in it. Before the measured
-prompts, some of random tokens fill the memory. An answer that takes longer than
-`seconds_per_prompt` ends early; a peer that cannot run is a row with the reason. Needs the `dev`
-extra, Linux 6.5 and root (see `limit.py`).
+MiB for the program itself, with some for each token of `context`. Weights in the page cache are
+charged. Where not all experts fit, they cannot use what a program leaves of its 400 MiB: small
+models would fit in it. Before the measured prompts, some of random tokens fill the memory. An
+answer that takes longer than `seconds_per_prompt` ends early; a peer that cannot run is a row with
+the reason. Needs the `dev` extra, Linux 6.5 and root (see `limit.py`).
 
 Each finished run is a file, so that the same command continues an interrupted one.
 """
@@ -62,6 +62,8 @@ from runtime.store.model_source import resolve
 ALLOWANCE_BYTES = 400 * MIB
 """Memory for an interpreter with PyTorch, activations and KV cache; learned predictors with
 onnxruntime take most of it."""
+CONTEXT_BYTES = 128 << 10
+"""More of it for each token of context: keys and values, and activations, some of them float32."""
 WARM_UP_TOKENS = 64
 """Random tokens of a prompt that fills the memory. Every expert of a model with 60 is chosen by
 some of them; activations of longer prompts take more memory than the measured ones'."""
@@ -201,6 +203,10 @@ def choose_peers(config: PeersConfig) -> list[Peer]:
     return peers
 
 
+def count_allowance_bytes(config: PeersConfig) -> int:
+    return ALLOWANCE_BYTES + config.context * CONTEXT_BYTES
+
+
 def list_keys(
     config: PeersConfig,
     peers: Sequence[Peer],
@@ -210,7 +216,7 @@ def list_keys(
     others_bytes: int,
 ) -> list[PeerKey]:
     """Returns every combination of budget, peer, threads and read-ahead that runs."""
-    keys = []
+    keys, allowance_bytes = [], count_allowance_bytes(config)
     for budget in config.budget:
         budget_bytes = Budget.parse(budget).resolve(total_bytes=experts_bytes)
         all_fit = budget_bytes >= experts_bytes
@@ -220,8 +226,8 @@ def list_keys(
                 how=peer.how,
                 budget=budget,
                 budget_bytes=budget_bytes,
-                limit_bytes=others_bytes + budget_bytes + ALLOWANCE_BYTES,
-                reserved_bytes=0 if all_fit else ALLOWANCE_BYTES,
+                limit_bytes=others_bytes + budget_bytes + allowance_bytes,
+                reserved_bytes=0 if all_fit else allowance_bytes,
                 threads=threads,
                 read_ahead_kib=kib,
             )
@@ -306,7 +312,7 @@ def run_format(
         # As this project packs them.
         experts_bytes=experts_bytes,
         other_weights_bytes=others_bytes,
-        allowance_bytes=ALLOWANCE_BYTES,
+        allowance_bytes=count_allowance_bytes(config),
         reference_peers=list(REFERENCES[name]),
         prompts=[len(prompt) for prompt in questions.prompts],
         new_tokens=config.max_new_tokens,

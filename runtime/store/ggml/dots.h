@@ -223,8 +223,10 @@ VNNI INLINE void dot_pairs_q4_0(Py_ssize_t columns, const uint8_t *weights, cons
         weights += GROUP * BLOCK_Q4_0;
     }
     for (int r = 0; r < FEW_ROWS; r++)
-        for (int t = 0; t < FEW_X; t++)
-            results[t][r] = add_eight(_mm512_extractf32x8_ps(sums[r][t / 2], t % 2));
+        for (int t = 0; t < FEW_X / 2; t++) {
+            results[2 * t][r] = add_eight(_mm512_castps512_ps256(sums[r][t]));
+            results[2 * t + 1][r] = add_eight(_mm512_extractf32x8_ps(sums[r][t], 1));
+        }
 }
 
 VNNI INLINE void dot_rows_q4_0(int num_rows, int num_x, Py_ssize_t columns, const uint8_t *weights,

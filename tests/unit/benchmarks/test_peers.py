@@ -231,8 +231,9 @@ def test_ratios__are_relative_to_the_references_fastest_row_at_the_same_budget()
 OWN, SLOW = 8192, 128
 
 
-def keys_of(*budgets: str, peer: str) -> list[rows.PeerKey]:
-    config = PeersConfig(model=Path("model"), budget=list(budgets), peer=[peer], threads=[1, 2])
+def keys_of(*budgets: str, peer: str, context: int = 0) -> list[rows.PeerKey]:
+    settings = {"budget": list(budgets), "peer": [peer], "threads": [1, 2], "context": context}
+    config = PeersConfig(model=Path("model"), **settings)
     chosen, plan = run.choose_peers(config), run.ReadAheadPlan(Path("setting"), OWN, (512, SLOW))
     return run.list_keys(config, chosen, plan, experts_bytes=400, others_bytes=30)
 
@@ -252,6 +253,9 @@ def test_keys__memory_is_the_same_for_all_and_reserved_where_not_all_fits() -> N
     assert full.limit_bytes - quarter.limit_bytes == 300
     assert (quarter.reserved_bytes, full.reserved_bytes) == (400 << 20, 0)
     assert quarter.limit_bytes == quarter.reserved_bytes + 100 + 30
+    longer = keys_of("25%", peer="on-demand", context=1024)[0]
+    assert longer.reserved_bytes - quarter.reserved_bytes == 128 << 20
+    assert longer.limit_bytes - quarter.limit_bytes == 128 << 20
 
 
 WRONG_SETTINGS = [
