@@ -156,6 +156,7 @@ def describe_part(report: Document) -> list[str]:
         lambda row: (
             f"{row.tokens_per_second:.2f}"
             + ("" if row.over_reference is None else f" ({row.over_reference:.2g}x)")
+            + (f", the first after {row.ttft_seconds:.1f} s" if report.get("context") else "")
         ),
         share,
     )

@@ -50,6 +50,10 @@ class QuantisedRows(nn.Module):
         self.dtype, self.kind = weight.dtype, kind
         self.register_buffer("rows", rows, persistent=False)
 
+    def fill(self, rows: Tensor) -> None:
+        """Takes the rows, after the model was loaded."""
+        self.rows = rows
+
     @property
     def weight(self) -> Tensor:
         """The matrix in its dtype, decoded for modules that look at it."""
@@ -62,9 +66,15 @@ class QuantisedRows(nn.Module):
 class QuantisedEmbedding(QuantisedRows):
     """Embeddings whose rows are decoded when they are looked up."""
 
+    def fill(self, rows: Tensor) -> None:
+        """Takes the rows, after the model was loaded."""
+        super().fill(rows)
+        # A model's dtype is that of its first parameter, here as before.
+        self.of_dtype = nn.Parameter(torch.empty(0, dtype=self.dtype), requires_grad=False)
+
     def forward(self, ids: Tensor) -> Tensor:
         """Returns `F.embedding(ids, weight)`, `[..., K]` of ids `[...]`, with the same bits."""
-        found = self.rows.view(self.num_rows, -1)[ids.flatten()]
+        found = self.rows.view(self.num_rows, -1).index_select(0, ids.flatten())
         return self._decode(found).view(*ids.shape, self.num_columns)
 
 
@@ -187,6 +197,12 @@ def keep_file_types(
             else:
                 del tied[name]
         yield streamed
+
+
+def fill_last(kept: FileRows) -> None:
+    """Give the last module its rows; only the module has them afterwards."""
+    module, rows = kept.pop()
+    module.fill(rows)
 
 
 M = TypeVar("M", bound=nn.Module)

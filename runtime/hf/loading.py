@@ -32,7 +32,13 @@ from runtime.config import DecodeKernels, DenseFormat, Exact, ModelConfig, PageC
 from runtime.errors import CheckpointError, StoreError
 from runtime.hf import experts as experts_function
 from runtime.hf.decode_step import apply_decode_threads, apply_kernels
-from runtime.hf.dense_format import FileRows, apply_dense_format, keep_file_types, place_together
+from runtime.hf.dense_format import (
+    FileRows,
+    apply_dense_format,
+    fill_last,
+    keep_file_types,
+    place_together,
+)
 from runtime.hf.experts import multiplies_rows, runs_our_loop
 from runtime.hf.generation_settings import settle_generation
 from runtime.hf.gguf import apply_rope_factors, choose_dtype, lay_out_rows, open_dense, plan_layers
@@ -274,8 +280,7 @@ def load_stripped(
             experts_implementation=experts_function.IMPLEMENTATION,
         )
     while kept:
-        module, rows = kept.pop()
-        module.rows = rows
+        fill_last(kept)
     settle_generation(model, folder)
     model.__class__ = cls
     model = move_to(unmap_weights(model, mapped=False), device).eval()

@@ -49,7 +49,8 @@ def compute_quantised(
             inputs = (hidden_TD, experts_TK, weights_TK)
             parts = zip(*(x.split(TOKENS_AT_ONCE) for x in inputs), strict=True)
             sums_TD = torch.cat([_compute_together(module, [first], *part) for part in parts])
-            assert next(batches, None) is None, "all experts were ready"
+            rest = next(batches, None)  # what comes after the last batch has to run
+            assert rest is None, "all experts were ready"
             return sums_TD
         ready = chain([first], batches)
     return _compute_together(module, ready, hidden_TD, experts_TK, weights_TK)

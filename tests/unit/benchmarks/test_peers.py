@@ -327,6 +327,7 @@ def test_part__has_a_row_for_each_program_or_its_reason(tmp_path: Path) -> None:
     lines = describe_part(write_rows(config, "int4"))
     after = "\n".join(describe_part(write_rows(replace(config, context=4096), "int4")))
     assert "int4, after 4,096 tokens of context; experts" in after
+    assert f"| `peer` | 6.67, the first after {ROWS[0].ttft_seconds:.1f} s |" in after
     parts = ["inflated int4", "inflated int4 after 4096 tokens"]
     assert list(json.loads(config.output.read_text())) == parts
     assert "| `peer` | 6.67 |" in lines

@@ -85,8 +85,10 @@ def test_load__embeddings_stay_as_the_file_has_them(tmp_path, name, is_tied):
     ids = torch.tensor([[[3, 1, 3], [0, 2, len(table.weight) - 1]]])
     for some in (ids, ids[0, 0, 0], ids[:, :0]):
         assert torch.equal(table(some), F.embedding(some, table.weight))
-    with pytest.raises(IndexError):
-        table(ids + 1)
+    for wrong in (ids + 1, ids - 1):
+        with pytest.raises(IndexError):
+            table(wrong)
+    assert next(model.parameters()).dtype is torch.bfloat16
     weights = torch.from_numpy(make_weights("token_embd.weight", list(table.weight.shape)))
     assert (table.weight - weights).norm() < 0.01 * weights.norm()
     head = model.get_output_embeddings()
