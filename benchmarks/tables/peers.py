@@ -101,9 +101,7 @@ def compare_rows(report: Document) -> list[tuple[Document, Document]]:
 
 def describe_others(parts: Document) -> list[str]:
     """Returns who is faster with one file for all, moecast or the fastest other program."""
-    quantised = [
-        part for part in parts.values() if part.format in GGUF_FORMATS and not part.get("context")
-    ]
+    quantised = [part for part in parts.values() if part.format in GGUF_FORMATS]
     return [
         "Other programs and moecast with the same GGUF file and the same memory, each in its "
         "fastest setting:",
@@ -130,16 +128,18 @@ def describe_quantised(report: Document) -> str:
             else f"{place} {first} is {ratio:.1f} times as fast as {second}"
         )
     model = MODELS.get(report.model, report.model)
-    return f"* {report.format}, {model}: {'; '.join(ratios)}."
+    return f"* {report.format}, {model}{describe_context(report)}: {'; '.join(ratios)}."
 
 
 def peers_section(parts: Document) -> list[str]:
     """Returns other programs' throughput with the same weights, prompts and memory."""
+    first = next(iter(parts.values()))
     lines = [
         "Tokens/s (means) of other programs and moecast with the same weights, prompts and memory, "
         "each in its fastest setting of threads and read-ahead, interleaved; in brackets over the "
-        "reference's. `benchmarks/results` has every setting, times and memory. "
-        "Quantised, each program rounds its own way.",
+        "fastest other program's, in float32 Accelerate's. `benchmarks/results` has every setting, "
+        "times and memory. Quantised, each program rounds its own way. "
+        f"{len(first.prompts)} prompts, {first.new_tokens} new tokens each.",
         "",
     ]
     for report in parts.values():
@@ -163,9 +163,7 @@ def describe_part(report: Document) -> list[str]:
     text = (
         f"`{report.model}`, {report.format}{describe_context(report)}; "
         f"experts of {format_size(report.experts_bytes)}; "
-        f"{len(report.prompts)} prompts, {report.new_tokens} new tokens each; "
-        f"{report.repetitions} repetitions; reference: {describe_reference(report)}"
-        f"{describe_tokens(report)}:"
+        f"{report.repetitions} repetitions{describe_tokens(report)}:"
     )
     lines = section(text, ["program", *columns], rows, report)
     for row in report.rows:
@@ -177,11 +175,6 @@ def describe_part(report: Document) -> list[str]:
 def describe_context(report: Document) -> str:
     tokens = report.get("context", 0)
     return f", after {tokens:,} tokens of context" if tokens else ""
-
-
-def describe_reference(report: Document) -> str:
-    peers = report.reference_peers
-    return str(peers[0]) if len(peers) == 1 else "the fastest other program"
 
 
 def describe_tokens(report: Document) -> str:

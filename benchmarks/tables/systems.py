@@ -90,9 +90,8 @@ def routing_table(report: Document) -> list[str]:
     lines = [
         f"`{report.log}` ({report.log_origin}): routing of {report.model_id}, {report.top_k} of "
         f"{report.num_experts} experts in {report.num_layers} layers, without hidden states. "
-        f"Mean TPOT in ms over n = {report.num_tokens} tokens of {report.num_requests} request(s): "
-        f"requests are what intervals are over, so that there are none. Simulated with the bytes "
-        f"of {report.shape}; the fastest in bold.",
+        f"Mean TPOT in ms of {report.num_tokens} tokens of {report.num_requests} request(s), "
+        f"without intervals. Simulated with the bytes of {report.shape}; the fastest in bold.",
         "",
         *origin_lines(report),
     ]
