@@ -16,7 +16,7 @@ from predictors.errors import DiskFullError
 from tests.builders.entries import tiny_entry
 from tests.builders.web import Site
 from zoo.catalog import WritableZoo, Zoo
-from zoo.entry import open_entry
+from zoo.entry import ZooEntry, open_entry
 from zoo.index import EntryReference, blob_path
 from zoo.load import pull_reference
 from zoo.manifest import EntryManifest
@@ -81,7 +81,7 @@ def files_of(site: Site) -> dict[str, int]:
     return {**found, blob_path(manifest.digest): len(manifest.to_bytes())}
 
 
-def pull_tiny(place: str | Storage) -> None:
+def pull_tiny(place: str | Storage) -> ZooEntry:
     """Pulls its entry, from the server's address or the storage."""
     storage = HttpStorage(place) if isinstance(place, str) else place
-    pull_reference(Zoo(storage), EntryReference("tiny/stride"))
+    return pull_reference(Zoo(storage), EntryReference("tiny/stride"))

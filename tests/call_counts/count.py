@@ -65,17 +65,11 @@ def count_calls(model: ModelConfig, entries: Path, cell: str) -> Counts:
     """Count the calls of one cell, after steps that fill the arena."""
     name, budget = CELLS[cell]
     system = replace(load_system(name), adaptive=False)
+    # Direct reads are not the same on every file system.
+    places = {"entries": entries, "store": StoreConfig(page_cache=PageCache.KEEP)}
+    options = LoadOptions(model=model, system=system, budget=Budget.parse(budget), **places)
     with patch.object(assembly, "StoreRing", PromptRing):
-        loaded = load_model(
-            LoadOptions(
-                model=model,
-                system=system,
-                budget=Budget.parse(budget),
-                entries=entries,
-                # Direct reads are not the same on every file system.
-                store=StoreConfig(page_cache=PageCache.KEEP),
-            )
-        )
+        loaded = load_model(options)
     engine = loaded.moecast.engine
     with closing(loaded.moecast):
         contender, profiler = Contender(cell, loaded, engine), StepProfiler()
@@ -91,10 +85,8 @@ def count_calls(model: ModelConfig, entries: Path, cell: str) -> Counts:
     assert not after["predictor_failures"]
     forecasts = name != "on-demand" and budget != "100%"
     assert (after["predictor_seconds"] > 0) == forecasts, "forecast in vain, or nothing"
-    return {
-        file: round(number / STEPS / SHAPE.num_layers, 1)
-        for file, number in profiler.calls().items()
-    }
+    num_layers = STEPS * SHAPE.num_layers
+    return {file: round(number / num_layers, 1) for file, number in profiler.calls().items()}
 
 
 def count(folder: Path) -> dict[str, Counts]:

@@ -1,7 +1,6 @@
 """The Python examples of the pages run, each page's blocks one after another."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,6 @@ PAGES = [path for path in TESTED if read_blocks(path, "python")]
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_page__its_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": path.stem}
+    names = {"__name__": path.stem}
     for block in read_blocks(path, "python"):
         exec(compile(block.text, str(block), "exec"), names)

@@ -12,13 +12,9 @@ CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_citation__is_valid_and_of_this_version() -> None:
-    assert "message" in CITATION
-    assert CITATION["cff-version"] == "1.2.0"
-    assert CITATION["type"] in ("software", "dataset")
+def test_citation__is_of_this_version() -> None:
     assert (CITATION["title"], str(CITATION["version"])) == (PROJECT["name"], PROJECT["version"])
     assert CITATION["license"] == PROJECT["license"]
-    assert CITATION["authors"] == [{"name": "The moecast developers"}]
 
 
 def test_citation__has_every_paper() -> None:

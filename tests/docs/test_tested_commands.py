@@ -8,12 +8,10 @@ from tests.docs import tested_commands as tested
 from tests.docs.pages import ROOT
 
 EXAMPLE = """
-<!-- two: tests/engines/test_slurm.py runs these on a cluster -->
+<!-- one: tests/engines/test_slurm.py runs this on a cluster -->
 ```console
 squeue --me
-moecast collect output=/shared/trace
 ```
-
 ```console
 moecast train
 ```

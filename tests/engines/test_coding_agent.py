@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.builders.forced_text import HERMES_TEMPLATE, force_text
+from tests.builders.models import set_fields
 from tests.builders.processes import run
 from tests.builders.serving import RunningServer, running_server, speaking_model, tiny
 from tests.docs.client_lines import MODEL, client_lines
@@ -36,9 +37,8 @@ APIS = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = speaking_model(tmp_path_factory.mktemp("model"))
-    path = folder / "config.json"
     # The agent's instructions alone are longer than the model's usual context.
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 1 << 15}))
+    set_fields(folder, max_position_embeddings=1 << 15)
     template = folder / "hermes.jinja"
     template.write_text(HERMES_TEMPLATE)
     with running_server(lambda: tiny(folder, chat_template=template, served_name=MODEL)) as running:

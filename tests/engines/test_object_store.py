@@ -178,12 +178,6 @@ def test_refusal__is_named_and_not_repeated(store, tmp_path, capsys):
         assert advice in error, command
         assert "Traceback" not in error
         assert always.met <= 4, f"{command}: nothing gets better by asking again"
-    # In the middle of a publication, the index stays as it was.
-    store.faults[:] = [StoreFault(is_index_write, status=403, **EXPIRED)]
-    assert zoo("push", tmp_path / "two", f"zoo={WHERE}") == 2
-    assert advice in capsys.readouterr().err
-    store.faults.clear()
-    assert names() == ["tiny/one"]
 
 
 def test_trace__is_the_same_after_faults(store: FaultyStore, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
@@ -15,14 +15,11 @@ import psutil
 import pytest
 
 from collect.traces import Trace
-from runtime.config import ModelConfig
-from runtime.store.model_source import identity
-from tests.builders.models import tiny_qwen2_moe
 from tests.builders.ray_nodes import NoNamespaces, RayNode, RayNodes, ray_nodes, run_ip
 from tests.builders.seaweed import ACCESS_KEY, SECRET_KEY, find_weed, seaweed_server
 from tests.builders.server_load import asking
 from tests.builders.serving import speaking_model
-from tests.builders.traces import make_spec, make_trace
+from tests.builders.traced_model import make_traced_model
 from tests.builders.waiting import wait_for
 from tests.docs.tested_commands import read_block
 
@@ -242,15 +239,12 @@ def test_collect__runs_where_ray_has_a_gpu_and_writes_to_a_store(cluster, bucket
 
 def make_training(folder: Path, *names: str) -> list[str]:
     """Makes a trace at folder/NAME/trace for each command; returns the options of all."""
-    model_folder = tiny_qwen2_moe(folder / "tiny", num_layers=4)
-    model = ModelConfig(name="tiny", id=str(model_folder), dtype="float32")
-    spec = make_spec(hidden_size=32)
-    spec = replace(spec, **identity(model_folder, model))
+    model = make_traced_model(folder)
     for name in names:
-        make_trace(folder / name / "trace", spec=spec, requests_per_unit=60)
+        shutil.copytree(folder / "trace", folder / name / "trace")
     return [
-        *(f"model.id={model_folder}", "model.name=tiny", "predictor=residual"),
-        *("predictor.width=32", "max_epochs=8", "batch_size=16", "score_shifted=false"),
+        *(f"model.id={model}", "model.name=tiny", "predictor=residual"),
+        *("predictor.width=32", "max_epochs=2", "batch_size=256", "score_shifted=false"),
         *("replay_tokens=12", "figures=false", "threads=1", "launcher.threads=1"),
     ]
 
@@ -283,7 +277,6 @@ def pair(running: RayNodes, tmp_path_factory: pytest.TempPathFactory) -> PairTra
     running.revive()
     folder = tmp_path_factory.mktemp("pair")
     options = make_training(folder, "whole", "node-dies", "head-dies", "head-restarts")
-    options += ["max_epochs=2", "batch_size=256"]
     whole = Command(running, "ray-devices", *options, folder=folder / "whole").wait()["training"]
     assert not whole["resumed"]
     return PairTraining(folder, options, whole)

@@ -101,11 +101,6 @@ def test_unit__fits_its_memory_limit(started: SystemdContainer) -> None:
     peak = re.search(r"VmHWM:\s+(\d+) kB", started.run("cat", f"/proc/{main_pid(started)}/status"))
     assert peak is not None
     assert int(peak[1]) << 10 < OTHERS_BYTES
-    shown = started.show(SERVICE, "MemoryMax", "MemoryCurrent")
-    assert int(shown["MemoryMax"]) == 7 << 30
-    # Where the container may have control groups for memory.
-    if shown["MemoryCurrent"].isdigit():
-        assert int(shown["MemoryCurrent"]) < int(shown["MemoryMax"])
 
 
 def test_unit__is_restarted_when_it_is_killed(started: SystemdContainer) -> None:

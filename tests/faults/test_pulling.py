@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
-from tests.builders.entries import mlp_entry, tiny_entry
+from tests.builders.entries import mlp_entry
 from tests.builders.faults.killed_pulls import kill_pulls
 from tests.builders.forked import call_in_forks
 from tests.builders.processes import run
 from tests.builders.web import served
+from tests.builders.zoos import publish
 from tests.faults.conftest import skip
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
@@ -21,8 +22,7 @@ pytestmark = pytest.mark.faults
 @pytest.mark.usefixtures("strace")
 def test_pull__killed_at_every_call_leaves_nothing_half_and_goes_on(tmp_path):
     """SIGKILL at each write, rename and close until one pull comes through."""
-    tiny_entry(tmp_path / "e")
-    WritableZoo(FolderStorage(tmp_path / "far")).add(open_entry(tmp_path / "e"))
+    publish(tmp_path / "far")
     (tmp_path / "caches").mkdir()
     with served(tmp_path / "far") as (address, _):
         (runs,) = call_in_forks(kill_pulls, [address], [tmp_path / "caches"])

@@ -15,24 +15,15 @@ LONG = 10_000
 NAMES = {
     "script": "<script>window.ran = 1</script>",
     "image": "<img src=x onerror='window.ran = 1'>",
-    "svg": "<svg/onload=window.ran=1>",
     "other host": "<img src=http://127.0.0.1:9/x><link rel=stylesheet href=//127.0.0.1:9/x>",
-    "frame": "<iframe srcdoc='<script>parent.ran=1</script>'></iframe>",
     "base": "<base href=//127.0.0.1:9/><meta http-equiv=refresh content='0;url=//127.0.0.1:9'>",
     "style": "</title><style>*{display:none}</style>",
-    "comment": "<!-- <![CDATA[ --!> ]]>",
     "attribute": '" onmouseover="window.ran=1" autofocus onfocus="window.ran=1',
-    "quotes": "'\"`><script>window.ran = 1</script>",
-    "url": "javascript:window.ran=1//data:text/html,<script>window.ran=1</script>",
-    "template": "{{constructor.constructor('window.ran=1')()}}${window.ran=1}<%= 1 %>#{1}",
-    "entities": "&lt;script&gt;window.ran=1&lt;/script&gt;&#x3c;img src=x onerror=ran=1&#62;",
-    "case": "<ScRiPt\n>window.ran = 1</sCrIpT\t>",
     "css": "x;} body {display:none} :root{--cached:url(//127.0.0.1:9)}",
     "terminal": "\x1b[31mred\x07\x00\x08\x7f\x9b31m",
     "bidi": "\u202egnp.exe \u2066abc\u2067def\u200f\u061c \u2069\u202c",
     "marks": "e" + "\u0301" * 400,
     "invisible": "\u200b\u200d\ufeff\u2060" * 50,
-    "wide": "\ufdfd" * 200,
     "emoji": "\U0001f468\u200d\U0001f469\u200d\U0001f467" * 200,
     "lines": "a\n" * 500 + "\u2028\u2029\x85",
     "long word": "W" * LONG,
@@ -40,7 +31,6 @@ NAMES = {
     "prototype": "__proto__",
     "empty": "",
     "spaces": " " * LONG,
-    "paths": "../../etc/passwd?x=1#window.ran=1",
 }
 PLACES = ("model", "served", "answers", "tiers", "faults", "state", "version")
 

@@ -21,11 +21,6 @@ SHORTER = {
 LARGEST_BYTES = 400_000
 
 
-def test_notebooks__are_the_two_of_the_documentation() -> None:
-    names = [path.stem for path in NOTEBOOKS]
-    assert names == ["serve_and_watch_the_cache", "train_and_compare_systems"]
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks__run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,10 +1,9 @@
-"""`serve launcher=ray`: two replicas are used, filled, replaced, killed, ended."""
+"""`serve launcher=ray`: two replicas are used, filled and ended."""
 
 import contextlib
 import json
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
@@ -14,7 +13,6 @@ import pytest
 
 from benchmarks.process import start_process
 from tests.builders.pages import free_port
-from tests.builders.server_load import asking
 from tests.builders.waiting import wait_for
 from tests.docs.tested_commands import read_block
 
@@ -119,22 +117,8 @@ def test_replicas__answer_429_when_their_queues_are_full(server):
         assert set(pool.map(client, range(40))) == {(200, False), (429, True)}
 
 
-def test_replicas__are_replaced_without_rejected_requests(server):
-    served: list[int] = []
-    before = server.replicas()
-    with asking(3, lambda: served.append(server.ask("Number 1 is").status_code)):
-        server.process.send_signal(signal.SIGHUP)
-        server.wait_to_say("replaced")
-        time.sleep(2)
-    assert len(served) > 3
-    assert set(served) == {200}
-    after = server.replicas()
-    assert len(after) >= 2
-    assert not after & before
-
-
 def test_replicas__end_on_sigterm(server):
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(timeout=90) == 0
     report = json.loads((server.log.parent / "run/results.json").read_text())
-    assert (report["ended"], report["updates"]) == ("SIGTERM", 1)
+    assert report["ended"] == "SIGTERM"

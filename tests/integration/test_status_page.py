@@ -1,7 +1,6 @@
 """The status page in a real browser: content, looks, and no script errors."""
 
 import re
-from collections import Counter
 
 import httpx2
 import pytest
@@ -92,7 +91,8 @@ def test_browser__shows_the_servers_counts(server, url: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_browser__draws_the_map(server, url: str, tmp_path, theme: str):
-    pixels = colours(picture(url, tmp_path, dark=theme == "dark"))
+    image = Image.open(picture(url, tmp_path, dark=theme == "dark")).convert("RGB")
+    pixels = {colour: number for number, colour in image.getcolors(1 << 24)}
     status = status_of(server)
     assert pixels[BACKGROUND[theme]] > 50_000
     # A cell has at least 8 by 8 pixels of one colour at this width.
@@ -104,12 +104,6 @@ def test_browser__cuts_nothing_off_on_a_phone(url: str, tmp_path) -> None:
     image = Image.open(picture(url, tmp_path, size=(500, 1800))).convert("RGB")
     last_columns = {image.getpixel((x, y)) for x in range(490, 500) for y in range(0, 1800, 7)}
     assert last_columns == {BACKGROUND["light"]}
-
-
-def colours(path) -> Counter[tuple[int, int, int]]:
-    """Number of pixels of each colour."""
-    found = Image.open(path).convert("RGB").getcolors(1 << 24)
-    return Counter({colour: count for count, colour in found})
 
 
 def test_browser__shows_that_the_server_stopped_answering(tmp_path) -> None:

@@ -155,37 +155,28 @@ def test_train__refuses_other_settings_in_the_same_folder(stride, capsys):
     assert run_program("train", [*stride, "lr=0.01", "overwrite=true"]) == 0
 
 
-def test_train__refuses_an_unknown_kind_with_one_line(setup, capsys):
-    assert run_program("train", [*setup, "predictor.kind=strid"]) == 2
-    assert re.match("error: .*Did you mean 'stride'", capsys.readouterr().err.splitlines()[-1])
-
-
-def test_train__of_a_kind_that_is_not_learned_trains_nothing(setup: list[str], tmp_path):
-    chosen = ["predictor=eam-request", "predictor.options={capacity: 7}", "score_shifted=false"]
-    assert run_program("train", [*setup, *chosen, "figures=false"]) == 0
-    results = read_results(tmp_path / "run")
-    assert (list(results["predictors"])[0], results["training"]) == ("eam-request", None)
-    assert results["predictors"]["eam-request"]["shifted"] is None
-    entry = open_entry(tmp_path / "run" / "entries" / "eam-request")
-    assert entry.manifest.options["capacity"] == 7
-    assert not (tmp_path / "run" / "report").exists()
-
-
-def test_train__on_a_routing_log_skips_kinds_without_signals(setup, tmp_path, capsys):
+def test_train__on_a_routing_log_trains_nothing_and_skips_kinds_without_signals(
+    setup, tmp_path, capsys
+):
     log = tmp_path / "log.jsonl"
     random, lines = np.random.default_rng(0), []
     for request, position, layer in product(range(30), range(4), range(3)):
         where = {"request": request, "position": position, "layer": layer}
         lines.append(json.dumps(where | {"experts": random.permutation(8)[:2].tolist()}))
     log.write_text("\n".join(lines))
-    chosen = [*setup, "predictor=eam-request", "score_shifted=false", "figures=false"]
+    chosen = [*setup, "predictor=eam-request", "predictor.options={capacity: 7}"]
+    chosen += ["score_shifted=false", "figures=false"]
     for output, size in (("without", []), ("imported", ["hidden_size=32"])):
         importing = ["import", f"source={log}", f"output={tmp_path / output}", *size]
         assert run_program("collect", importing) == 0
     assert run_program("train", [*chosen, f"trace={tmp_path / 'without'}"]) == 2
     assert "import it again with hidden_size=N" in capsys.readouterr().err
     assert run_program("train", [*chosen, f"trace={tmp_path / 'imported'}"]) == 0
-    assert list(read_results(tmp_path / "run")["predictors"]) == ["eam-request", "popularity"]
+    results = read_results(tmp_path / "run")
+    assert list(results["predictors"]) == ["eam-request", "popularity"]
+    assert results["training"] is results["predictors"]["eam-request"]["shifted"] is None
+    assert open_entry(results["entries"]["eam-request"]).manifest.options["capacity"] == 7
+    assert not (tmp_path / "run" / "report").exists()
     said = capsys.readouterr().err
     assert "left out: skip: the trace lacks its signals" in said
     assert "left out: token: it needs token ids" in said

@@ -7,20 +7,18 @@ from typing import Any
 
 from tests.builders.faults.syscalls import ENDED, killed
 from tests.builders.killing import in_a_child
+from tests.builders.zoos import pull_tiny
 from zoo.catalog import Zoo
 from zoo.digest import hash_bytes
 from zoo.index import BLOBS, EntryReference
-from zoo.load import pull_reference
 from zoo.storage import cache_storage
-from zoo.storage.remote import HttpStorage
 
 CALLS = "write,pwrite64,rename,renameat,renameat2,close"
-NAME = "tiny/stride"
 LONGEST = 400
 
 
 def pull(address: str) -> None:
-    pull_reference(Zoo(HttpStorage(address)), EntryReference(NAME)).verify()
+    pull_tiny(address).verify()
 
 
 def left_behind() -> str:

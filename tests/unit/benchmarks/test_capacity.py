@@ -1,7 +1,6 @@
 """The arithmetic of docs/capacity.md, by hand."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 
@@ -48,7 +47,7 @@ def test_training__speed_counts_every_epoch() -> None:
     assert both.what == "mlp, reuse (7 networks together)"
 
 
-def test_replays__are_measured_compiled_and_not(tmp_path: Path, monkeypatch) -> None:
+def test_replays__are_measured_compiled_and_not(tmp_path, monkeypatch) -> None:
     def run_here(command: list[str], **_: object) -> None:
         assert run_program("collect", command[command.index("collect") + 1 :]) == 0
 

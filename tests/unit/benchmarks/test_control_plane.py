@@ -1,7 +1,6 @@
 """The control plane's time is divided by section, and every contender is measured."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -64,7 +63,7 @@ def test_profiler__gives_time_to_the_innermost_section(monkeypatch: pytest.Monke
 def test_run__measures_every_system_and_survives_a_budget_that_fails(tmp_path, monkeypatch):
     tiny = RandomShape(num_layers=4, num_experts=8, top_k=2, hidden_size=32, expert_width=8)
     monkeypatch.setitem(SHAPES, "12x8", tiny)
-    sizes: dict[str, Any] = {"repetitions": 3, "steps": 2, "threads": 1}
+    sizes = {"repetitions": 3, "steps": 2, "threads": 1}
     output = tmp_path / "control_plane.json"
     config = ControlPlaneConfig(shape=["12x8"], budget=["1KiB", "100%"], output=output, **sizes)
     run.run_control_plane(config)

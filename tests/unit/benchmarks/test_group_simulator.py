@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import count, islice
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ from tests.builders.spans import RecordedSpans
 SPEC = tiny_spec(num_layers=2, num_experts=4, top_k=1)
 MACHINE = toy_machine(expert_fixed=1.0, predictor_seconds=0.0)
 """An expert comes in 6 s; a layer takes 10 s, an expert 1 s and 1 s a token."""
-KNOWN: dict[str, Any] = {"hardware": MACHINE, "make_machine": make_group_machine, "budget_slots": 8}
+KNOWN = {"hardware": MACHINE, "make_machine": make_group_machine, "budget_slots": 8}
 AT_ONCE = SystemConfig(prefetch=False, chunked=False, reordered=False, per_layer=False)
 
 

@@ -154,7 +154,6 @@ COVERED = [
     ([], 0),
     ([(0, 1), (3, 5)], 2),  # the window begins at 0.5 and ends at 4.5
     ([(0, 4), (1, 2), (3, 9)], 4),
-    ([(1, 2), (1, 3), (2, 3)], 2),
     ([(5, 6), (0, 0.5)], 0),
 ]
 
@@ -164,7 +163,7 @@ def test_covered_seconds__counts_each_moment_once(spans, seconds):
     assert covered_seconds(spans, (0.5, 4.5)) == pytest.approx(seconds)
 
 
-def spans_of_a_run():
+def test_spans__tell_shares_of_decode_steps_and_reads_within_them():
     """A prefill of 10 s; then two steps of 4 s, of which the second waits 1 s for nothing."""
     spans = ExpertSpans()
     for begin, end in ((0, 10), (10, 14), (14, 18)):
@@ -179,19 +178,12 @@ def spans_of_a_run():
     for begin in (11, 17):
         spans.computed_dense(0, begin - 0.5, begin)
         spans.computed((0, 1), begin, begin + 1)
-    return spans
-
-
-def test_shares__are_of_decode_steps_and_count_waiting():
-    shares = measure_shares(spans_of_a_run())
+    shares = measure_shares(spans)
     assert (shares.seconds, shares.link) == (8, pytest.approx((2 + 1 + 1.5) / 8))
     assert shares.compute == pytest.approx(1 - 3 / 8)
     assert shares.both_idle == pytest.approx(1.5 / 8)  # from 15.5, when the bytes arrived, to 17
     assert shares.bytes_per_second == pytest.approx(40 / 8)
-
-
-def test_reads__are_counted_within_a_step():
-    assert measure_reads(spans_of_a_run()) == ReadsPerStep(most=2, mean=5 / 4)
+    assert measure_reads(spans) == ReadsPerStep(most=2, mean=5 / 4)
 
 
 def test_requests__have_every_point_once(tmp_path):

@@ -1,7 +1,5 @@
 """Latencies that `python -m benchmarks latency` measures."""
 
-import pytest
-
 from benchmarks.latency import RandomStep, measure_kind
 from predictors.base import Ints, Predictor
 from runtime.sim.hardware import TokenLatency
@@ -15,7 +13,7 @@ class Windowed(Predictor):
         return min(len(requests_T), 16)
 
 
-def test_measure_kind__is_by_the_rows_that_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_kind__is_by_the_rows_that_are_computed(monkeypatch) -> None:
     def time_step(predictor: Predictor, step: RandomStep) -> float:
         return 1e-6 * (5 + 2 * predictor.count_input_rows(step.requests_T))
 

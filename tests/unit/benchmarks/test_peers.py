@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -169,7 +168,7 @@ def test_random_model__repeats_the_tokens_and_experts_of_a_log(tmp_path: Path, m
     assert not any(info[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched"))
     routed: list[list[list[int]]] = [[] for _ in range(LAYERS)]
 
-    def note(to: list[list[int]], _module: Any, _args: Any, output: Any) -> None:
+    def note(to: list[list[int]], _module, _args, output) -> None:
         to.extend(sorted(row) for row in output[2].tolist())
 
     for block, to in zip(model.model.layers, routed, strict=True):
@@ -270,7 +269,7 @@ WRONG_SETTINGS = [
 
 
 @pytest.mark.parametrize(("settings", "message"), WRONG_SETTINGS)
-def test_settings__name_what_is_allowed(settings: dict[str, Any], message: str) -> None:
+def test_settings__name_what_is_allowed(settings: dict, message: str) -> None:
     with pytest.raises(MoecastError, match=message):
         run.choose_peers(PeersConfig(model=Path("model"), **settings))
 

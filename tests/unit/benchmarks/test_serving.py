@@ -3,7 +3,6 @@
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from benchmarks.serving import rows
 from benchmarks.serving.arrivals import SystemRuns
 from benchmarks.serving.attack import AttackLog
 from benchmarks.serving.config import AttackConfig, ClientsConfig
-from benchmarks.serving.hostile import ATTACKS, BOMBS, LARGEST_BODY
 from benchmarks.serving.replay import TimedCompletion
 from benchmarks.serving.trace import choose_window, read_arrivals, scale_arrivals, scale_lengths
 from benchmarks.tables import serving
@@ -25,7 +23,7 @@ TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 """
 
 
-def test_trace__is_read_in_order_of_time_from_the_first(tmp_path: Path) -> None:
+def test_trace__is_read_in_order_of_time_from_the_first(tmp_path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(TRACE)
     found = read_arrivals(path)
@@ -54,7 +52,7 @@ def test_scaled__keeps_the_pattern_and_has_the_rate() -> None:
     assert scale_lengths([0, 1, 1, 1, 997], mean=10) == [1, 1, 1, 1, 40]
 
 
-def test_part__of_one_benchmark_leaves_the_others(tmp_path: Path) -> None:
+def test_part__of_one_benchmark_leaves_the_others(tmp_path) -> None:
     output, machine = tmp_path / "serving.json", describe_machine(1)
     write_part(ClientsConfig(output=output), "clients", figure=1)
     write_part(AttackConfig(output=output, honest=5), "attack", figure=2, machine=machine)
@@ -119,6 +117,3 @@ def test_attack__tells_expected_answers_from_others() -> None:
     log.note("bombs", ["200", "500"])
     log.note("keys", ["200"])
     assert log.unexpected == 3
-    assert all(len(body) <= LARGEST_BODY for _, body in BOMBS)
-    assert all(len(body) > LARGEST_BODY // 2 for _, body in BOMBS)
-    assert "500" not in {status for attack in ATTACKS.values() for status in attack.allowed}

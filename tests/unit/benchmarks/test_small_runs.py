@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -90,7 +89,7 @@ def test_payoff__fails_where_moecast_is_slower(model, tmp_path, monkeypatch):
 
 
 def test_payoff__takes_its_interval_over_requests() -> None:
-    row: dict[str, Any] = {"format": "int8", "budget": "25%", "tokens_equal": True}
+    row = {"format": "int8", "budget": "25%", "tokens_equal": True}
     row |= {"on_demand_seconds": 1.0, "moecast_seconds": 1.05, "ratio": 1.05}
     assert not payoff.PayoffRow(**row, ratio_interval=(1.01, 1.09)).is_slower
 

@@ -1,7 +1,6 @@
 """The tables and figures of the pages, their marks, and the origin of results under the tables."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,7 +67,7 @@ def test_gguf_formats__are_compared_with_the_fastest_other_program() -> None:
 
 
 def test_bounds__that_a_run_has_beaten_are_left_out() -> None:
-    def row(budget: str, system: str, seconds: float) -> dict[str, Any]:
+    def row(budget: str, system: str, seconds: float) -> dict:
         figures = {"tpot_mean_seconds": seconds, "simulated": system in ("oracle", "bound")}
         return {"budget": budget, "system": system, **figures}
 

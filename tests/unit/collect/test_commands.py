@@ -37,7 +37,6 @@ BAD_INPUT = [
     ({"data.path": "missing.jsonl"}, "missing.jsonl: no such file"),
     ({"signals": "[gate_inputs]"}, "unknown signal 'gate_inputs'. Did you mean 'gate_input'"),
     ({"data.chat": "true"}, "set data.chat=false"),
-    ({"data.fields": "[answer]"}, "it has prompt"),
     ({"budget": "1KiB"}, "budget"),
 ]
 

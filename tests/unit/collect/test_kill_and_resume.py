@@ -2,7 +2,6 @@
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -58,7 +57,7 @@ def test_collect__interrupted_while_recording_resumes(tmp_path, monkeypatch) -> 
     record(tmp_path, tmp_path / "whole")
     folder, write = tmp_path / "cut", TraceWriter.write
 
-    def stop_at_two(writer: TraceWriter, unit: int, *rows: Any) -> int:
+    def stop_at_two(writer: TraceWriter, unit: int, *rows) -> int:
         if unit == 2:
             raise KeyboardInterrupt
         return write(writer, unit, *rows)

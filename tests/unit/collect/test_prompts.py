@@ -88,7 +88,6 @@ USERS_WORDS = [
     ({"messages": [{"role": "user", "content": PARTS}]}, [], "look at this"),
     ({"messages": [{"role": "user", "content": PARTS[1:2]}, USER]}, [], "hey"),
     ({"messages": [{"role": "user", "content": None}, USER]}, [], "hey"),
-    ({"messages": [{"role": "user", "content": None}]}, [], ""),
     ({"messages": [{"role": "user"}, {"role": "assistant", "content": "me"}]}, [], ""),
     ({"messages": json.dumps([{"role": "user", "content": PARTS}])}, [], "look at this"),
     ({"messages": "[a note] on bees"}, [], "[a note] on bees"),

@@ -95,12 +95,6 @@ def test_collect__drops_rows_from_the_end_token_on(recorded, tmp_path: Path) -> 
         np.testing.assert_array_equal(ended.tokens[rows_of(ended, request.index)], tokens[:kept])
 
 
-def test_collect__again_loads_no_model(recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.load", lambda *_, **__: pytest.fail("loaded the model"))
-    again = collect(recorded.model, recorded.data, folder=recorded.trace.path)
-    assert again.digest == recorded.trace.digest
-
-
 def test_collect__workers_make_the_same_trace_and_other_seeds_another(tmp_path, monkeypatch):
     # One worker, which needs seconds to import all; several are those of test_engines.py.
     monkeypatch.setattr(LauncherConfig, "is_in_process", False)

@@ -4,7 +4,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from unittest.mock import create_autospec
 
 import pytest
@@ -72,7 +71,7 @@ def test_trace__damage_is_refused(storage: FileStorage) -> None:
         TraceWriter(storage, plan)
 
 
-def test_copy__is_made_once_and_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy__is_made_once_and_made_good(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = ObjectStorage(f"memory://{tmp_path.name}")
     first = write(storage, make_plan(make_spec()), [0, 1]).finish()
     stream = create_autospec(ObjectStorage.stream, side_effect=ObjectStorage.stream)
@@ -86,7 +85,7 @@ def test_copy__is_made_once_and_made_good(tmp_path: Path, monkeypatch: pytest.Mo
     assert Trace.open(first.path).digest == first.digest, "the copy is a complete trace"
 
 
-def test_copy__needs_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy__needs_room_on_the_disk(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = write(ObjectStorage(f"memory://{tmp_path.name}"), make_plan(make_spec()), [0, 1])
     monkeypatch.setattr(FolderStorage, "free_bytes", lambda _: 10)
     with pytest.raises(DiskFullError, match=r"needs .* bytes, 10 are free\. Set MOECAST_CACHE"):
@@ -111,7 +110,7 @@ def test_object_storage__without_credentials_names_the_address(tmp_path, monkeyp
                 access()
 
 
-def test_trace__is_read_from_a_web_server_but_not_written_to_it(tmp_path: Path) -> None:
+def test_trace__is_read_from_a_web_server_but_not_written_to_it(tmp_path) -> None:
     trace = make_trace(tmp_path / "far")
     with served(tmp_path / "far") as (address, _site):
         copied = Trace.open(address)
@@ -143,7 +142,7 @@ assert not any(os.waitpid(child, 0)[1] for child in children)
 
 
 @pytest.mark.parametrize("storage", ["folder", "s3"], indirect=True)
-def test_trace__three_processes_write_at_once(storage: FileStorage, tmp_path: Path) -> None:
+def test_trace__three_processes_write_at_once(storage: FileStorage, tmp_path) -> None:
     alone = make_trace(tmp_path / "alone", num_units=6, requests_per_unit=2)
     where = f"{storage.address}/new"
     run_python("-c", WRITE, where)

@@ -12,7 +12,6 @@ from collect.errors import TraceError
 from collect.traces import Trace, TraceSignal, TraceWriter
 from collect.traces.layout import ROUTING_SIGNALS, row_bytes
 from collect.traces.manifest import read_manifest
-from collect.traces.writer import to_half
 from predictors.errors import MoecastError
 from predictors.metrics import Phase
 from tests.builders.forged import change_manifest, forge_shard, replace_file
@@ -143,14 +142,6 @@ def test_writer__refuses_a_folder_with_other_things(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"not empty.*diary\.txt"):
         TraceWriter(tmp_path, make_plan(make_spec()))
     assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] != ".") == ["diary.txt"]
-
-
-@pytest.mark.parametrize("value", [70_000.0, np.inf, np.nan])
-def test_to_half__refuses_values_beyond_half_precision(value: float) -> None:
-    values = np.zeros((3, 4), np.float32)
-    values[1, 2] = value
-    with pytest.raises(TraceError, match=r"gate_input of layer 7.*not finite in half precision"):
-        to_half(values, signal=TraceSignal.GATE_INPUT, layer=7)
 
 
 SMALL = {"requests_per_unit": 3, "spec": make_spec(num_layers=2)}

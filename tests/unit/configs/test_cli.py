@@ -4,8 +4,6 @@ import atexit
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ CHOICES = "Choices: exhausts, fails, imports, refuses, waits, works"
 EXHAUSTED = "no memory is left, of the machine or within a limit (ulimit -v, a container)"
 
 
-def works(config: ListConfig) -> dict[str, Any]:
+def works(config: ListConfig) -> dict:
     return {"zoo": config.zoo, "seed": config.seed}
 
 
@@ -61,7 +59,7 @@ RUNS = (works, fails, exhausts, refuses, waits, imports)
 COMMANDS = tuple(command_of(run, positional=("zoo",)) for run in RUNS)
 
 
-def test_run__writes_its_record_and_results(tmp_path: Path) -> None:
+def test_run__writes_its_record_and_results(tmp_path) -> None:
     arguments = ["works", "some where", "seed=3", f"run_dir={tmp_path / 'r'}"]
     assert main("zoo", COMMANDS, arguments) == 0
     assert json.loads((tmp_path / "r/results.json").read_text()) == {"zoo": "some where", "seed": 3}
@@ -82,7 +80,7 @@ def test_run__without_a_folder_makes_one_if_it_needs_one(tmp_path, monkeypatch) 
     assert len(list(tmp_path.glob("runs/zoo-works/*/results.json"))) == 2
 
 
-def test_error__that_ends_the_process_keeps_its_exit_code(tmp_path: Path) -> None:
+def test_error__that_ends_the_process_keeps_its_exit_code(tmp_path) -> None:
     """What crashes in Python's teardown does not run."""
     code = f"""
 import sys
@@ -124,12 +122,12 @@ def test_main__writes_one_line_and_returns_the_exit_code(
     assert capsys.readouterr().err == f"{line}\n"
 
 
-def test_debug__shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug__shows_the_traceback(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("zoo", COMMANDS, ["fails", "debug=true", f"run_dir={tmp_path}"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_sweep__runs_the_grid_in_numbered_folders(tmp_path: Path) -> None:
+def test_sweep__runs_the_grid_in_numbered_folders(tmp_path) -> None:
     assert main("zoo", COMMANDS, ["works", "-m", "seed=1,2", "zoo=a,b", f"run_dir={tmp_path}"]) == 0
     record = json.loads((tmp_path / "sweep.json").read_text())
     expected = [{"zoo": zoo, "seed": seed} for seed in (1, 2) for zoo in "ab"]

@@ -1,8 +1,5 @@
 """Secrets of the command line end in no file and in no output."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from configs.cli import main
@@ -18,7 +15,7 @@ def leaks(text: str) -> list[str]:
     return [part for part in (KEY, LOGIN, "pass@word", "other:pass") if part in text]
 
 
-def echoes(config: ServeConfig) -> dict[str, Any]:
+def echoes(config: ServeConfig) -> dict:
     return {"key": config.api_key, "nested": [{"where": f"at {config.predictor}"}], "ids": (1, 2)}
 
 
@@ -64,7 +61,7 @@ def test_secrets__are_in_no_file_and_no_output(command, options, tmp_path, monke
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and leaks(file.read_text())]
 
 
-def test_records__keep_the_rest_of_an_address(tmp_path: Path) -> None:
+def test_records__keep_the_rest_of_an_address(tmp_path) -> None:
     options = [f"api_key={KEY}", f"predictor={ADDRESS}", f"run_dir={tmp_path}"]
     assert main("runtime", COMMANDS, ["echoes", *options]) == 0
     assert "https://(hidden)@example.org/zoo" in (tmp_path / "run.json").read_text()

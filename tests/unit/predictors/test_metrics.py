@@ -1,7 +1,5 @@
 """Every figure against a case worked out by hand, and what a card promises of a layer."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -67,14 +65,14 @@ def test_share__of_nothing_is_none() -> None:
 
 
 BY_DISTANCE = {"0": [None, 0.9], "1": [None, 0.6], ENTRY: [0.8, None]}
-TABLE: dict[str, Any] = {
+TABLE = {
     "accuracy": [0.8, 0.9],
     "accuracy_decode": [0.7, 0.85],
     "by_horizon": {name: {"accuracy": values} for name, values in BY_DISTANCE.items()},
 }
 
 
-def parse(**changes: Any) -> Any:
+def parse(**changes):
     return metrics.CardAccuracy.parse("tiny/residual", {**TABLE, **changes}, num_layers=2)
 
 
@@ -94,7 +92,7 @@ def test_expect__of_one_distance_is_the_cards_own() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["high", [0.5], [0.5, float("nan")], [0.5, 1.5], [0.5, "0.5"]])
-def test_parse__a_table_that_says_nothing_of_the_layers_is_no_card(wrong: Any) -> None:
+def test_parse__a_table_that_says_nothing_of_the_layers_is_no_card(wrong) -> None:
     """Entries come from strangers: their tables may hold anything."""
     assert parse(accuracy_decode=wrong) is None
     assert parse(accuracy=None) is None

@@ -6,7 +6,6 @@ from configs.compose import compose_defaults, compose_typed
 from predictors.errors import MoecastError
 from runtime import presets
 from runtime.config import GenerateConfig, ModelConfig, VerifyModelConfig
-from runtime.errors import CheckpointError
 from runtime.generation.config import ChatConfig
 from runtime.serving.config import ServeConfig
 from train.config import EvaluateConfig
@@ -32,11 +31,6 @@ def test_default_system__is_that_of_every_command(schema: type) -> None:
     assert compose_defaults(schema)["system"]["name"] == presets.DEFAULT_SYSTEM
 
 
-def test_load_system__an_unknown_name_gets_the_closest() -> None:
-    with pytest.raises(MoecastError, match=r"'promo'. Did you mean 'promoe'\?$"):
-        presets.load_system("promo")
-
-
 def test_load_system__an_unknown_key_is_an_error(tmp_path, monkeypatch) -> None:
     (tmp_path / "system").mkdir()
     (tmp_path / "system" / "mine.yaml").write_text("name: mine\nprefetsch: false\n")
@@ -59,9 +53,3 @@ def test_find_model__takes_presets_folders_and_hub_ids(tmp_path, monkeypatch) ->
     (tmp_path / "mine").mkdir()
     assert presets.find_model("mine") == ModelConfig(name="mine", id="mine")
     assert presets.find_model(".").name == tmp_path.name
-
-
-def test_find_model__an_unknown_word_lists_the_choices() -> None:
-    message = r"'qwen15-moe'. Did you mean 'qwen1.5-moe'\?.*olmoe.*\./qwen15-moe.*ORG/NAME"
-    with pytest.raises(CheckpointError, match=message):
-        presets.find_model("qwen15-moe")

@@ -1,7 +1,6 @@
 """Decaying means of earlier states against a sum written out."""
 
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from train.data import WARM_UP, InputSpec, TraceBatches, TraceSubset, read_conte
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.8])
-def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(tmp_path: Path, decay: float):
+def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(tmp_path, decay: float):
     sizes = {"requests_per_unit": 4, "prompt_tokens": WARM_UP + 20, "new_tokens": 4}
     trace = make_trace(tmp_path / "t", **sizes)
     rows = np.array([0, 1, 2, 3, 9, 30, 47, 48, 49, 50, 100, 101])
@@ -28,7 +27,7 @@ def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(tmp_path: 
         assert weights[0, place] == pytest.approx(weight.sum(), abs=0.005)
 
 
-def test_batches__hold_a_pool_in_memory_and_never_the_trace(tmp_path: Path) -> None:
+def test_batches__hold_a_pool_in_memory_and_never_the_trace(tmp_path) -> None:
     """Memory-mapped columns are not counted: what is counted is what was read into memory."""
     sizes = {"requests_per_unit": 100, "prompt_tokens": 30, "new_tokens": 2}
     trace = make_trace(tmp_path / "t", spec=make_spec(hidden_size=256), **sizes)

@@ -1,19 +1,17 @@
 """Replays under eviction policies: the recorded stream gives what the predictor itself gives."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from collect.traces import Trace
 from runtime.sim.replay import replay
 from tests.builders.traces import make_spec, make_trace
 from train import eviction_eval
 from train.reuse import ReuseStack
 
 
-def test_replay_policy__recorded_reuse_evicts_as_the_predictor(trace: Trace) -> None:
+def test_replay_policy__recorded_reuse_evicts_as_the_predictor(trace) -> None:
     spec = trace.spec
     torch.manual_seed(0)
     reuse_predictor = ReuseStack(spec, width=8).export(spec)["reuse"]
@@ -36,7 +34,7 @@ def test_replay_policy__recorded_reuse_evicts_as_the_predictor(trace: Trace) -> 
     assert other.decode != expected.decode
 
 
-def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> None:
+def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path) -> None:
     # One expert a token and no prompts: nothing depends on the order within a step.
     spec = make_spec(top_k=1)
     trace = make_trace(tmp_path / "t", spec=spec, prompt_tokens=1, new_tokens=20)

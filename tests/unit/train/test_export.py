@@ -11,7 +11,7 @@ from train.data import Batch
 from train.errors import ParityError
 from train.export import network_graph, quantise_graph
 from train.networks import PlainStack, network_specs
-from train.pipeline import LEAST_PARITY, check_parity
+from train.pipeline import check_parity
 
 SPEC = make_spec(num_layers=3)
 EDGES = network_specs(SPEC, ("mlp", "stride", "pre-attention"))
@@ -26,21 +26,12 @@ def random_family() -> PlainStack:
     return family
 
 
-def batch(num_tokens: int, seed: int = 0) -> Batch:
-    random = torch.Generator().manual_seed(seed)
+def batch(num_tokens: int) -> Batch:
+    random = torch.Generator().manual_seed(0)
     shape = SPEC.num_layers, num_tokens, SPEC.hidden_size
     chosen = torch.zeros(SPEC.num_layers, num_tokens, SPEC.top_k, dtype=torch.int64)
     signals = TraceSignal.GATE_INPUT, TraceSignal.LAYER_INPUT
     return Batch(chosen, {signal: torch.randn(shape, generator=random) for signal in signals})
-
-
-def test_parity__finds_the_same_sets_on_every_token() -> None:
-    family = random_family()
-    found = check_parity(family, family.export(SPEC), [batch(100), batch(1, seed=1)], top_k=2)
-    assert [found[kind].tokens for kind in ("mlp", "stride", "pre-attention")] == [202, 101, 303]
-    for one in found.values():
-        assert one.same_top_k >= LEAST_PARITY
-        assert one.max_abs_difference < 1e-5
 
 
 def test_parity__refuses_networks_that_answer_otherwise() -> None:

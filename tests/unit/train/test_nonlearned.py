@@ -1,7 +1,6 @@
 """Kinds that are counted or collected from a trace, against plain counts of the same trace."""
 
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,7 +77,7 @@ def test_score__of_a_learning_predictor_changes_no_later_score(trace: Trace) -> 
     assert accuracy_table(score_layers(made.renewed(), trace))["accuracy"] == first["accuracy"]
 
 
-def test_routing_log__is_enough_for_kinds_without_hidden_states(tmp_path: Path) -> None:
+def test_routing_log__is_enough_for_kinds_without_hidden_states(tmp_path) -> None:
     trace = make_trace(tmp_path / "t", signals=ROUTING_SIGNALS)
     kinds = KINDS.keys() - leave_out_kinds(PredictorConfig(kind="popularity"), KINDS, trace)
     eams = {"eam-sequence", "eam-request"}
@@ -115,7 +114,7 @@ def test_options_of__are_those_of_the_kind_or_an_error() -> None:
         options_by_kind(PredictorConfig(kind="all", options={"capacity": 9}))
 
 
-def test_fits__leave_out_choices_of_none(tmp_path: Path) -> None:
+def test_fits__leave_out_choices_of_none(tmp_path) -> None:
     trace = make_trace(tmp_path / "t", num_units=1)
     for layer in range(trace.spec.num_layers):
         column = trace.column(TraceSignal.EXPERTS, layer)

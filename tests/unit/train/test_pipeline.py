@@ -1,7 +1,5 @@
 """The pipeline's own parts: baselines from a model, traces that do not fit, replay."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,7 @@ from train.replay import budget_slots, first_tokens
 HARDWARE = toy_accelerator()
 
 
-def test_skip__takes_the_routers_of_the_model(tmp_path: Path) -> None:
+def test_skip__takes_the_routers_of_the_model(tmp_path) -> None:
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=3)
     spec = make_spec(num_layers=3, hidden_size=32)
     model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
@@ -37,13 +35,13 @@ def test_skip__takes_the_routers_of_the_model(tmp_path: Path) -> None:
         assert np.array_equal(np.sort(forecast.chosen_TK(2)), np.sort(expected))
 
 
-def test_skip__refuses_a_model_of_another_size(tmp_path: Path) -> None:
+def test_skip__refuses_a_model_of_another_size(tmp_path) -> None:
     model = ModelConfig(name="tiny", id=str(tiny_qwen2_moe(tmp_path / "m")))
     with pytest.raises(TrainError, match=r"\(8, 32\).*needs one matrix \(8, 16\)"):
         make_skip(RouterWeights(model, make_spec(num_layers=2)), horizons=(1,))
 
 
-def test_trace_for__refuses_a_trace_of_another_model_naming_both(trace: Trace, tmp_path: Path):
+def test_trace_for__refuses_a_trace_of_another_model_naming_both(trace: Trace, tmp_path):
     model = ModelConfig(name="tiny", id=str(tiny_qwen2_moe(tmp_path / "m")))
     config = TrainConfig(model=model, trace=trace.path, run_dir=tmp_path)
     with pytest.raises(TrainError, match='model_id: the trace has "synthetic", model=tiny has'):
@@ -80,7 +78,7 @@ def test_deep_kinds__are_left_out_of_models_with_few_layers(num_layers, deep, tm
             leave_out_kinds(PredictorConfig(kind=kind), KINDS, trace)
 
 
-def test_named_trace__a_mistyped_one_is_refused_with_what_is_there(tmp_path: Path) -> None:
+def test_named_trace__a_mistyped_one_is_refused_with_what_is_there(tmp_path) -> None:
     trace = make_trace(tmp_path / "mine")
     assert open_named_trace(trace.path, ModelConfig()).digest == trace.digest
     with pytest.raises(TrainError) as refused:
@@ -91,7 +89,7 @@ def test_named_trace__a_mistyped_one_is_refused_with_what_is_there(tmp_path: Pat
     assert not (tmp_path / "mien").exists()
 
 
-def test_named_trace__an_incomplete_one_is_refused(tmp_path: Path) -> None:
+def test_named_trace__an_incomplete_one_is_refused(tmp_path) -> None:
     TraceWriter(tmp_path / "t", make_plan(make_spec()))
     with pytest.raises(TrainError, match="is an incomplete trace"):
         open_named_trace(tmp_path / "t", ModelConfig())

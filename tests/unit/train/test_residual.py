@@ -1,6 +1,5 @@
 """The residual networks: untrained they are skip; exported they answer as torch, past included."""
 
-from typing import Any
 from unittest.mock import create_autospec
 
 import numpy as np
@@ -27,7 +26,7 @@ def new_family() -> ResidualStack:
     return ResidualStack(SPEC, ROUTERS, None, horizons=3, width=24, rank=5)
 
 
-def stirred(family: PredictorStack) -> Any:
+def stirred(family: PredictorStack):
     """As after training: nothing is zero."""
     with torch.no_grad():
         for value in family.parameters():

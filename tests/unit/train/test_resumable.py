@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ class SquaringJob:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_jobs__keep_every_finished_piece(tmp_path: Path, workers: int) -> None:
+def test_jobs__keep_every_finished_piece(tmp_path, workers: int) -> None:
     done: list[int] = []
     jobs = [SquaringJob((2, 3)), SquaringJob((4, 5, -1))]
     with pytest.raises(ValueError, match="-1"):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from collect.traces import Trace
 from predictors.reuse import ReusePredictor
 from tests.builders.traces import make_spec
 from tests.unit.train.test_residual import stirred
@@ -30,7 +29,7 @@ def test_future__is_the_discounted_share_of_what_comes() -> None:
         np.testing.assert_allclose(value[row], expected + np.zeros((2, 3)), atol=1e-6)
 
 
-def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> None:
+def test_forecaster__serving_token_by_token_answers_as_torch(trace) -> None:
     family = new_family()
     made = family.export(SPEC)["reuse"]
     predictor = ReusePredictor.from_files(SPEC, made.files(), made.options())
@@ -56,7 +55,7 @@ def test_count_input_rows__are_the_tokens_that_it_counts(requests: list[int]) ->
     assert predictor.count_input_rows(ids) == len(ids[predictor._rows])
 
 
-def test_family__learns_which_experts_are_used_again(trace: Trace) -> None:
+def test_family__learns_which_experts_are_used_again(trace) -> None:
     torch.manual_seed(0)
     family = ReuseStack(SPEC, width=16)
     batches = partial(ReuseBatches, trace, TraceSubset.FIT, batch_size=64)

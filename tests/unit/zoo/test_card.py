@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import ModelCard
 
@@ -13,7 +12,7 @@ from zoo.entry import open_entry
 from zoo.index import parse_reference
 
 
-def card_of(folder: Path, **changes: Any) -> ModelCard:
+def card_of(folder: Path, **changes) -> ModelCard:
     tiny_entry(folder, **changes)
     return ModelCard.load(folder / "README.md")
 

@@ -10,7 +10,6 @@ import pytest
 
 from predictors.errors import DiskFullError
 from tests.builders.entries import forge_card, tiny_entry, tiny_spec
-from tests.builders.web import Site
 from tests.builders.zoos import pull_tiny, zoo
 from zoo.card import StoredCard, check_card, write_front_page
 from zoo.entry import open_entry
@@ -74,7 +73,7 @@ def test_address__that_is_no_zoo_is_named_and_runs_nothing(address, evil, monkey
     assert zoo("list", f"zoo={address}") == 2
 
 
-def test_pull__checks_free_space_first(far: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull__checks_free_space_first(far, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.storage.folder.FolderStorage.free_bytes", lambda _: 10)
     with pytest.raises(DiskFullError, match="10 are free"):
         pull_tiny(far.address)

@@ -6,7 +6,6 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from tests.builders.processes import run_python
-from tests.builders.web import Site
 from tests.builders.zoos import files_of, pull_tiny, zoo
 from zoo.catalog import Zoo
 from zoo.errors import DamagedError, UnreachableError
@@ -22,7 +21,7 @@ def incomplete() -> list[str]:
     return [path.name for path in (cache_storage().folder / "blobs/sha256").glob(".*")]
 
 
-def test_interrupted_pull__leaves_nothing_torn_and_goes_on(far: Site) -> None:
+def test_interrupted_pull__leaves_nothing_torn_and_goes_on(far) -> None:
     """What is complete is kept; the file that was cut is begun again."""
     path, size = max(files_of(far).items(), key=lambda one: one[1])
     far.cut[path] = size // 2
@@ -37,7 +36,7 @@ def test_interrupted_pull__leaves_nothing_torn_and_goes_on(far: Site) -> None:
     find_entry("tiny/stride").verify()
 
 
-def test_answer__of_other_bytes_is_not_kept(far: Site) -> None:
+def test_answer__of_other_bytes_is_not_kept(far) -> None:
     path, _ = max(files_of(far).items(), key=lambda one: one[1])
     (far.folder / path).write_bytes(bytes(8 << 20))
     with pytest.raises(DamagedError, match="is damaged"):
@@ -47,7 +46,7 @@ def test_answer__of_other_bytes_is_not_kept(far: Site) -> None:
 
 
 @pytest.mark.parametrize("drips", [True, False], ids=["drips", "stalls"])
-def test_slow_server__ends_with_a_message(drips: bool, far: Site, monkeypatch: pytest.MonkeyPatch):
+def test_slow_server__ends_with_a_message(drips: bool, far, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("zoo.storage.remote.READ_SECONDS", 0.5)
     ended = threading.Event()
 
@@ -84,7 +83,7 @@ assert not any(os.waitpid(child, 0)[1] for child in children)
 """Children of one process: importing takes longer than pulling."""
 
 
-def test_processes__download_each_file_once(far: Site) -> None:
+def test_processes__download_each_file_once(far) -> None:
     run_python("-c", PULLS, far.address)
     assert {path: far.gets[path] for path in files_of(far)} == dict.fromkeys(files_of(far), 1)
     find_entry("tiny/stride").verify()
@@ -92,7 +91,7 @@ def test_processes__download_each_file_once(far: Site) -> None:
     assert set(files_of(far)) == {f"blobs/sha256/{name}" for name in blobs}
 
 
-def test_pull__requests_each_file_once_and_then_the_index_only(far: Site) -> None:
+def test_pull__requests_each_file_once_and_then_the_index_only(far) -> None:
     for asked in (1, 2):
         assert zoo("pull", "tiny/stride", f"zoo={far.address}") == 0
         assert far.gets == {"index.json": asked, **dict.fromkeys(files_of(far), 1)}

@@ -11,24 +11,22 @@ from runtime.config import BUILTIN_MODELS, GenerateConfig, ModelConfig
 from tests.unit.runtime.generation.test_drafting import EagerPace
 
 
-def test_generate__stdout_has_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    results = run(GenerateConfig(max_new_tokens=6, budget="50%"))
-    captured = capsys.readouterr()
-    assert captured.out == results["text"] + "\n"
-    assert "tokens/s" in captured.err
-    assert "time to first token (TTFT)" in captured.err
-    assert results["answer"]["num_tokens"] == len(results["tokens"]) == 6
-    assert results["answer"]["num_prompt_tokens"] == len(results["prompt_tokens"])
-
-
 def test_generate__with_drafts_has_the_same_tokens(capsys, monkeypatch):
-    """The model itself is the draft model: nothing that it drafts is rejected."""
+    """The model itself is the draft model: nothing that it drafts is rejected.
+
+    Standard output has the text alone.
+    """
     monkeypatch.setattr("runtime.commands.generate.DraftPace", EagerPace)
     options = {"prompt": "one two three one two three one two", "max_new_tokens": 12}
     config = GenerateConfig(budget="100%", model=ModelConfig(dtype="float32"), **options)
     results = run(replace(config, draft=str(BUILTIN_MODELS / "qwen2_moe_tiny"), budget="auto"))
-    assert "MiB for the draft model" in capsys.readouterr().err
+    written, errors = capsys.readouterr()
+    assert written == results["text"] + "\n"
+    for figure in ("MiB for the draft model", "tokens/s", "time to first token (TTFT)"):
+        assert figure in errors
     assert results["tokens"] == run(config)["tokens"]
+    assert results["answer"]["num_tokens"] == len(results["tokens"]) == 12
+    assert results["answer"]["num_prompt_tokens"] == len(results["prompt_tokens"])
     drafts = results["drafts"]
     assert drafts["plain_seconds"] > 0
     assert drafts["num_accepted"] == drafts["num_drafted"] > 0

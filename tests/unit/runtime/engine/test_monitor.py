@@ -38,7 +38,7 @@ def test_snapshot__is_what_the_report_says(folder):
     # On the computing thread: another one's time goes on.
     system = replace(load_system("moecast"), synchronous=True)
     with watched(folder, budget="50%", predictor="skip", system=system) as (model, monitor):
-        _, snapshot = settled(monitor)
+        text, snapshot = settled(monitor)
         report = model.moecast.stats()
     (tier,) = snapshot.tiers
     assert (tier.name, tier.computes) == ("host", True)
@@ -53,21 +53,12 @@ def test_snapshot__is_what_the_report_says(folder):
     assert snapshot.stall_seconds == report["stall_seconds"]
     assert snapshot.predictor_seconds == report["predictor_seconds"] > 0
     assert snapshot.link_seconds["disk"] > 0
-    assert tier.num_used <= tier.num_slots
+    assert (len(text), set(text) <= {ABSENT, CACHED}) == (36, True)
+    assert text.count(CACHED) == tier.num_used <= tier.num_slots == 18
+    assert tier.num_pinned == tier.num_in_flight == 0
     assert tier.used_bytes * tier.num_slots == tier.num_used * tier.budget_bytes
     assert (snapshot.faults, snapshot.num_lost_threads) == ({}, 0)
     assert snapshot.prefetching is not None  # the default system is adaptive
-
-
-def test_cells__show_every_expert_once_and_agree_with_the_slots(folder):
-    with watched(folder, budget="50%") as (_, monitor):
-        text, snapshot = settled(monitor)
-        cells = monitor.cells()
-    (tier,) = snapshot.tiers
-    assert [len(row) for row in cells] == [12, 12, 12]
-    assert set(text) <= {ABSENT, CACHED}
-    assert text.count(CACHED) == tier.num_used == 18
-    assert tier.num_pinned == tier.num_in_flight == 0
 
 
 def test_cells__with_a_tier_below_tell_host_from_device(folder):

@@ -92,10 +92,8 @@ SENSELESS = [
     ({"bad_words_ids": [[64]]}, r"bad_words_ids=\[\[64\]\]"),
     ({"stop_strings": ["."]}, "stop_strings is not supported"),
     ({"guidance_scale": 1.5}, "guidance_scale is not supported"),
-    ({"token_healing": True}, "token_healing is not supported"),
     ({"cache_implementation": "evil"}, "Transformers cannot load it"),
     ({"do_sample": "false"}, "do_sample='false' .it is no bool"),
-    ({"temperature": "0.7"}, "temperature='0.7'"),
     ({"max_length": "20"}, "max_length='20' .it is no int"),
 ]
 

@@ -155,7 +155,6 @@ CHOICES = [
     (Exact.AUTO, "cpu", None, Exact.EAGER),
     (Exact.AUTO, "cuda", None, Exact.GROUPED),
     (Exact.AUTO, "cuda", "a reason", Exact.EAGER),
-    (Exact.EAGER, "cuda", None, Exact.EAGER),
     (Exact.GROUPED, "cpu", None, Exact.GROUPED),
 ]
 

@@ -146,7 +146,6 @@ INCOMPLETE = [
     ("qwen3_moe", "weight_scale_inv", r"q_proj\.weight .*nothing without weight_sc"),
     ("qwen3_moe", "1.mlp.experts.3.up_proj.weight_scale_inv", r"3\.up_proj.*scale_inv"),
     ("qwen3_moe", "gate_proj.weight_scale_inv", r"0\.gate_proj\.weight .* nothing"),
-    ("qwen3_moe", "0.self_attn.q_proj.weight_scale_inv", r"q_proj\.weight .*without weight_sc"),
     ("minimax_m2", "experts.7.w2.weight_scale_inv", r"experts\.7\.w2\.weight_scale_inv"),
     ("gpt_oss", "1.mlp.experts.gate_up_proj_scales", r"up_proj_blocks.*without gate_up_"),
     ("gpt_oss", "1.mlp.experts.down_proj_blocks", r"proj_scales.*without down_proj_blocks"),

@@ -436,6 +436,29 @@ def test_device_cache__without_preemption_requests_one_by_one():
     assert {task.expert for task in drain(core)} == {(0, 1)}
 
 
+def test_drop_used__evicts_wrong_forecasts_after_routing():
+    core = make_cache(drop_used=True)
+    core.begin_step(np.array([0]))
+    core.prefetch(1, [2, 3], [1.0, 0.0])
+    drain(core)
+    assert set(core.top.cache) == {(1, 2), (1, 3)}
+    core.request_routed(1, once([3]))
+    assert set(core.top.cache) == {(1, 3)}
+    core.release((1, 3))
+    assert set(core.top.cache) == set()
+
+
+def test_hot_first__computes_experts_with_most_tokens_first():
+    counts, core = {0: 1, 1: 5, 2: 3}, make_cache(hot_first=True)
+    assert core.request_routed(0, counts) == [1, 2, 0]
+    # What has arrived still comes before what has not.
+    for _ in CHUNKS:
+        core.top.complete(core.top.next_task())
+    for e in counts:
+        core.release((0, e)) if core.is_ready((0, e)) else core.cancel(0, [e])
+    assert core.request_routed(0, {0: 9, 1: 1}) == [1, 0]
+
+
 def test_is_complete__only_where_used_experts_stay():
     for drop_used in (False, True):
         core = make_cache(slots=(LAYERS * EXPERTS,), drop_used=drop_used)

@@ -220,7 +220,6 @@ REFUSED = [
     ("?", {}, "first-layers, fmoe.*regret, reuse, static"),
     ("static", {"count": 3}, r"option of static.*'count'.*buffers, counts, warmup"),
     ("static", {"counts": [[1, 2, 3, 4]]}, r"counts are \(1, 4\).*2 layers of 4 experts"),
-    ("lru", {"size": 3}, "option of lru eviction"),
     ("lfu", {"num_layers": 3}, "option of lfu eviction 'num_layers'"),
     ("belady", {"future": [], "known_steps": 0}, "known_steps=0: must be at least 1"),
     ("belady", {}, "for replays of a trace.*lfu, lru"),

@@ -11,6 +11,7 @@ from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache
 from runtime.policy.counters import sum_counters
 from runtime.policy.placement import NO_DEVICE, ExpertPlacement, place_experts
+from runtime.presets import load_system
 from tests.builders.traces import make_spec
 from tests.unit.runtime.policy.test_device_cache import compute, drain
 
@@ -124,7 +125,8 @@ def test_devices__is_reset_in_every_tier():
 
 def test_devices__divides_a_static_set():
     counts = [[8 - e for e in range(8)]] * SPEC.num_layers
-    core = make_caches(2, slots=(7,), eviction="static", eviction_options={"counts": counts})
+    options = {**load_system("static").eviction_options, "counts": counts}
+    core = make_caches(2, slots=(7,), eviction="static", eviction_options=options)
     core.begin_step(ONE)
     for layer in range(SPEC.num_layers):
         for e in range(8):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -128,18 +127,6 @@ def test_several_prompts_and_answers__come_in_order(server, plain):
         for chunk in events(server, COMPLETIONS, **body, echo=echo):
             texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
         assert list(texts.values()) == [echo * prompts[i // 2] + expected[i] for i in range(6)]
-
-
-def test_seed__draws_as_torch_does_and_each_choice_has_its_own(server, plain):
-    body = {"prompt": PROMPTS[0], "max_tokens": 10, "temperature": 0.8, "top_p": 0.9, "n": 2}
-    answer = raw(server, COMPLETIONS, **body, seed=5)
-    expected = []
-    for seed in (5, 6):
-        torch.manual_seed(seed)
-        sampling = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "top_k": 0}
-        expected.append(plain.text(PROMPTS[0], 10, **sampling))
-    assert [choice["text"] for choice in answer["choices"]] == expected
-    assert expected[0] != expected[1]
 
 
 def test_stop_token__ends_the_text_and_is_excluded(server, plain):

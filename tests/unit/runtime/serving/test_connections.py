@@ -105,10 +105,7 @@ def test_stream__that_is_not_read_is_cancelled(guarded, monkeypatch, caplog):
 
 NOT_HTTP = [
     b"GET /health\r\n\r\n",
-    b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-    b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
     b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 70_000,
     post("/tokenize", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"zz\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",

@@ -1,6 +1,7 @@
 """A server without a free file descriptor answers on the connections that it has."""
 
 import gc
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -51,6 +52,11 @@ def test_no_free_descriptor__ends_neither_server_nor_engine(folder: Path) -> Non
             assert connection_limit() == MIN_CONNECTIONS
             failed = ask("/v1/completions", PROMPT)
             assert error_of(failed, 500)["code"] == "expert_transfer_failed"
+            streamed = ask("/v1/completions", {**PROMPT, "stream": True}).text
+            *_, event, end = streamed.strip().split("\n\n")
+            error = json.loads(event.removeprefix("data: "))["error"]
+            assert (error["type"], end) == ("server_error", "data: [DONE]")
+            assert "cannot read experts" in error["message"]
         assert ask("/v1/completions", PROMPT).status_code == 200
         # From now on the model's files are open.
         with no_free_descriptor():

@@ -60,20 +60,6 @@ def test_conversation__computes_each_turn_once(folder, plain, exact):
         assert count_cached(complete(server, turns.tokens, echo=True, logprobs=1)) == 0
 
 
-def test_answers__at_the_same_time_go_on_with_one_text(folder: Path, plain: PlainAnswers) -> None:
-    with running_server(lambda: tiny(folder)) as server:
-        complete(server, PROMPT)
-        prompts = [[*PROMPT, *question] for question in QUESTIONS]
-        with ThreadPoolExecutor(4) as pool:
-            answers = list(pool.map(lambda prompt: complete(server, prompt, n=2), prompts))
-        for prompt, answer in zip(prompts, answers, strict=True):
-            assert count_cached(answer) == len(PROMPT)
-            turns = Conversation(plain)
-            turns.answer(1)
-            turns.tokens = prompt
-            assert [choice["text"] for choice in answer["choices"]] == [turns.answer()] * 2
-
-
 def test_cancelled_answer__is_gone_on_with(folder: Path, plain: PlainAnswers) -> None:
     with running_server(lambda: tiny(folder)) as server:
         server.steps.hold()

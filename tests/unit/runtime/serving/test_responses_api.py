@@ -152,10 +152,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "text.format": {"text": {"format": "text"}},
     "reasoning.effort": {"reasoning": {"effort": "banana"}},
     "max_output_tokens": {"max_output_tokens": 0},
-    "temperature": {"temperature": 3},
-    "top_logprobs": {"top_logprobs": 2},
     "background": {"background": True},
-    "n": {"n": 2},
     "banana": {"banana": 1},
 }
 

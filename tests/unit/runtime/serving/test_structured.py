@@ -107,15 +107,6 @@ class Person(BaseModel):
     friend: "Person | None"
 
 
-def test_openais_client__parses(server: RunningServer) -> None:
-    chats, settings = server.openai().chat.completions, {"max_tokens": 2000, "seed": 3}
-    asked: Any = {"model": "tiny", "messages": HELLO, "response_format": Person, **settings}
-    parsed = chats.parse(**asked).choices[0].message.parsed
-    assert isinstance(parsed, Person)
-    with chats.stream(**asked) as stream:
-        assert stream.get_final_completion().choices[0].message.parsed == parsed
-
-
 def test_lockstep__each_answer_has_its_own_place(server: RunningServer) -> None:
     expected = ["a" * 3, "b" * 9, "c" * 20, "d" * 5]
     forms = [{"regex": text} for text in expected]
@@ -145,13 +136,6 @@ def test_calls__follow_the_schema(agents, force, choice, thinks):
     assert not answer["message"]["content"]
     if thinks:
         assert answer["message"]["reasoning_content"] == "{So."
-
-
-def test_content_after_reasoning__follows_the_schema(agents, force):
-    force("<think>\nSo.\n</think>", is_whole=False)
-    (answer,) = ask(agents, response_format=FORMAT)
-    check(answer)
-    assert answer["message"]["reasoning_content"] == "So."
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -100,12 +100,6 @@ def test_shape__adds_up_to_the_published_parameters(name, published, embeddings)
     assert billions(load_shape(name)) + embeddings == pytest.approx(published, rel=0.01)
 
 
-def test_shape__slots_of_moe_infinity() -> None:
-    # Sequence level 8.4: 8 GB hold 60 experts of nllb-moe, of 1,536.
-    one = load_shape("nllb-moe")
-    assert (round(8e9 / one.expert_bytes), one.num_layers * one.num_experts) == (60, 1536)
-
-
 def test_own_shape__is_read_from_the_checkpoint() -> None:
     one = read_model_shape(ModelConfig())
     assert (one.num_layers, one.num_experts, one.top_k, one.hidden_size) == (12, 60, 4, 256)

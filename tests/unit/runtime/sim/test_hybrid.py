@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 
 from predictors.errors import MoecastError
-from runtime.config import SystemConfig
-from runtime.sim.replay import replay
 from tests.builders.simulated import one_token, toy_accelerator, toy_machine
-from tests.unit.runtime.sim.test_simulator import SPEC
+from tests.unit.runtime.sim import test_simulator
 
 MACHINE = toy_accelerator(
     link_bytes_per_second=1.0, memory_bytes_per_second=6.0, chunk_bytes=(2, 2, 2), layer_bytes=60,
@@ -19,8 +17,8 @@ less the 1 of the copies."""
 
 
 def run(steps, *, hybrid=True, machine=MACHINE, slots=8):
-    system = SystemConfig(prefetch=False, hybrid=hybrid)
-    return replay(steps, None, spec=SPEC, system=system, hardware=machine, budget_slots=slots)
+    switches = {"prefetch": False, "hybrid": hybrid}
+    return test_simulator.run(None, steps, slots, machine=machine, **switches)
 
 
 def test_hybrid__a_miss_takes_the_time_of_the_processor():

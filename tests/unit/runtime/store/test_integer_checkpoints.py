@@ -318,7 +318,6 @@ AUTO_ROUND_VARIANTS = [
     ({"data_type": "mx_fp"}, "data_type='mx_fp'"),
     ({"spinquant_config": {"r1": True}}, "spinquant_config"),
     ({"extra_config": {"lm_head": {"bits": 8}}}, "extra_config lm_head bits=8"),
-    ({"extra_config": {"lm_head": {"sym": False}}}, "extra_config lm_head sym=False"),
     ({"extra_config": {"lm_head": {"bits": "8"}}}, "extra_config lm_head bits='8'"),
     ({"extra_config": {"lm_head": 8}}, "extra_config lm_head=.*int"),
     ({"extra_config": ["lm_head"]}, "extra_config=.*list"),

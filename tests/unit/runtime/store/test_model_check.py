@@ -191,12 +191,9 @@ def test_resolve__quantised_folders_name_the_way_out(tmp_path, quantization, nam
     card = "---\nlicense: mit\nbase_model:\n- Qwen/Qwen3-30B-A3B\n---\n# Quantised\n"
     folder = write_model(tmp_path / "m", {**MOE, "quantization_config": quantization})
     (folder / "README.md").write_text(card)
-    message = refusal(folder)
-    assert "is quantised with" in message
-    assert name in message
-    assert "served" in message
-    assert "Use the original checkpoint, Qwen/Qwen3-30B-A3B, instead" in message
-    assert "moecast pack MODEL output=FOLDER quantise=int4" in message
+    said = rf"is quantised with .*{re.escape(name)}.*served.* Use the original checkpoint, "
+    way_out = "Qwen/Qwen3-30B-A3B, instead.* moecast pack MODEL output=FOLDER quantise=int4"
+    assert re.search(said + way_out, refusal(folder))
     with pytest.raises(CheckpointError, match="is quantised with"):
         check_folder(folder, with_weights=False)  # what doctor plans from
     (folder / "README.md").unlink()
@@ -232,10 +229,9 @@ def test_code_of_a_checkpoint__is_not_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_read_config__a_newer_model_type_names_both_versions(tmp_path: Path) -> None:
     config = MOE | {"model_type": "qwen9_moe", "transformers_version": "6.1.0"}
-    with pytest.raises(CheckpointError) as caught:
+    said = r"Transformers 5\.\S+, which is installed here, .* 'qwen9_moe' .the .* with 6\.1\.0"
+    with pytest.raises(CheckpointError, match=said):
         read_config(write_model(tmp_path / "m", config))
-    assert re.search(r"Transformers 5\.\S+, which is installed here", str(caught.value))
-    assert "type 'qwen9_moe' (the checkpoint was saved with 6.1.0)" in str(caught.value)
 
 
 REFUSE = """

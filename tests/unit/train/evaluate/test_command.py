@@ -7,7 +7,6 @@ from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,7 +33,7 @@ def composed() -> EvaluateConfig:
     return compose_typed(EvaluateConfig, ASKED)[0]
 
 
-def run(folder: Path, trace: Trace, *, systems: Sequence[str], **changes: Any) -> dict[str, Any]:
+def run(folder: Path, trace: Trace, *, systems: Sequence[str], **changes) -> dict:
     """The command's results, as they stand in results.json, with these systems alone."""
     config = composed()
     wanted = [one for one in config.system if one.name in systems]
@@ -140,7 +139,6 @@ def test_evaluate__replays_again_when_a_setting_changes(trace, tmp_path) -> None
 
 WRONG_USE = [
     ({"budget": ["25%", "1%"]}, "too small: one step needs 2 experts.*the least budget is"),
-    ({"budget": ["much"]}, "budget='much': write a size such as 4GiB"),
     ({"batch_size": [1, 0]}, "batch_size=0: must be at least 1"),
     ({"batch_size": [64]}, "batch_size=64: the trace .* has too few held-out requests"),
     ({"workers": 0}, "workers=0: must be at least 1"),

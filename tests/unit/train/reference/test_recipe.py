@@ -109,8 +109,3 @@ def test_corpus__split_goes_by_content_and_takes_its_share():
 def test_prepare__without_a_corpus_names_the_options(tmp_path):
     with pytest.raises(MoecastError, match=r"corpus\.root=PATH"):
         prepare(ReferenceConfig(), tmp_path)
-
-
-def test_architecture__experts_are_whole_pages():
-    shape = fit.architecture()
-    assert shape.hidden_size * shape.moe_intermediate_size * 2 % 4096 == 0

@@ -4,7 +4,6 @@ import csv
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +59,7 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def results_of(run: Path) -> dict[str, Any]:
+def results_of(run: Path) -> dict:
     return json.loads((run / "results.json").read_text())
 
 

@@ -122,24 +122,15 @@ def test_read_header__finds_what_the_gguf_package_finds(name):
 
 
 UP = "blk.0.ffn_up_exps.weight"
+NO_EXPERTS = r"is not a Mixture-of-Experts model: its architecture 'llama'.* qwen3moe \(Qwen3-MoE\)"
+OTHER_TYPE = rf"{UP} has the type Q8_1, which is not served \(F32, F16,"
+CONVERSION = r".* llama-quantize --allow-requantize .* OUTPUT\.gguf Q4_K_M"
+A_PART = r"is one of 3 parts of a model; give the first, .*\(NAME-00001-of-00003\.gguf\)"
 REFUSED = [
-    (
-        ("llama", "blk.0.ffn_up.weight"),
-        ["is not a Mixture-of-Experts model: its architecture 'llama'", "qwen3moe (Qwen3-MoE)"],
-    ),
-    (("grok", UP), ["has the architecture 'grok', which is not served", "qwen3moe"]),
-    (
-        ("qwen3moe", UP, Kind.Q8_1),
-        [
-            f"{UP} has the type Q8_1, which is not served (F32, F16,",
-            "llama-quantize --allow-requantize",
-            "OUTPUT.gguf Q4_K_M",
-        ],
-    ),
-    (
-        ("qwen3moe", UP, Kind.Q4_0, 3),
-        ["is one of 3 parts of a model", "give the first", "(NAME-00001-of-00003.gguf)"],
-    ),
+    (("llama", "blk.0.ffn_up.weight"), NO_EXPERTS),
+    (("grok", UP), "has the architecture 'grok', which is not served.* qwen3moe"),
+    (("qwen3moe", UP, Kind.Q8_1), OTHER_TYPE + CONVERSION),
+    (("qwen3moe", UP, Kind.Q4_0, 3), A_PART),
 ]
 
 
@@ -152,14 +143,12 @@ def write(file, architecture: str, tensor: str, kind: Kind = Kind.Q4_0, parts: i
     write_files(writer)
 
 
-@pytest.mark.parametrize(("options", "messages"), REFUSED, ids=str)
-def test_check_gguf__names_what_is_served_and_what_converts(tmp_path, options, messages):
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=str)
+def test_check_gguf__names_what_is_served_and_what_converts(tmp_path, options, message):
     file = tmp_path / "model.gguf"
     write(file, *options)
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(CheckpointError, match=message):
         check_gguf(file)
-    for message in messages:
-        assert message in str(error.value)
 
 
 def test_check_gguf__imports_no_pytorch():

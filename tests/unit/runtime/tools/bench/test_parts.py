@@ -1,6 +1,5 @@
 """Arms, requests, rounds, children and figures of a benchmark, each by itself."""
 
-import io
 import mmap
 from dataclasses import asdict
 from itertools import product
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from predictors.baselines import PopularityPredictor
 from predictors.errors import MoecastError
@@ -16,7 +14,7 @@ from runtime.commands.bench import choose_fastest
 from runtime.config import ModelConfig, StoreConfig, SystemConfig
 from runtime.tools.bench import tasks
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.rows import BenchRow, compare_simulated, make_rows, print_tables
+from runtime.tools.bench.rows import BenchRow, compare_simulated, make_rows
 from runtime.tools.bench.serve import with_counts
 from runtime.tools.child_process import ChildFailure, describe_exit, run_in_child
 from tests.builders.entries import tiny_spec
@@ -164,17 +162,6 @@ def test_figures__are_medians_of_runs_and_ratios_within_a_repetition():
     assert (row.bytes_moved, row.bytes_late, row.bytes_moved_per_decode_step) == (100, 5, 20)
     assert row.read_bytes_per_second == pytest.approx(200)
     assert row.memory_beside_bytes == 400 - 50 - 100
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 200])
-def test_tables__show_whole_figures_at_every_width(width):
-    rows = make_rows([outcome("on-demand"), outcome("moe-infinity-request")])
-    file = io.StringIO()
-    print_tables(Console(file=file, force_terminal=True, width=width), "tiny", rows)
-    text = file.getvalue()
-    assert "…" not in text
-    assert f"{1000 * rows[0].tpot_seconds:.1f}" in text
-    assert ("left out for lack of width" in text) == (width < 130)
 
 
 def test_simulated_rows__are_relative_to_on_demand():
