@@ -73,7 +73,11 @@ class QuantisedEmbedding(QuantisedRows):
         self.of_dtype = nn.Parameter(torch.empty(0, dtype=self.dtype), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Returns `F.embedding(ids, weight)`, `[..., K]` of ids `[...]`, with the same bits."""
+        """Returns `F.embedding(ids, weight)`, `[..., K]` of ids `[...]`, with the same bits.
+
+        Raises:
+            IndexError: an id is negative or beyond the last word.
+        """
         found = self.rows.view(self.num_rows, -1).index_select(0, ids.flatten())
         return self._decode(found).view(*ids.shape, self.num_columns)
 
