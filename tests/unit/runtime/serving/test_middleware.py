@@ -80,6 +80,11 @@ def test_key__is_required_on_all_but_two_paths() -> None:
         assert answer.status_code != 401, (method, path)
 
 
+def test_body__is_read_only_after_authentication() -> None:
+    _, client = application(keys=KEYS)
+    assert client.post("/v1/completions", content=b"x" * (2 << 20)).status_code == 401
+
+
 LOCAL = ["localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST"]
 OTHERS = ["elsewhere.example", "127.0.0.1.elsewhere.example:8000", "192.168.1.1"]
 
