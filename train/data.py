@@ -4,7 +4,7 @@ Shape suffixes: L layers, B batch, N rows read, D hidden size, K top_k, G decays
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -87,9 +87,9 @@ class Batch:
 
     chosen_LBK: Tensor
     """Experts that each layer's router chose, int64."""
-    states: Mapping[TraceSignal, Tensor]
-    """`[L, B, D]` of each requested signal, float32."""
-    contexts: Mapping[TraceSignal, Tensor] = field(default_factory=dict)
+    states: Mapping[str, Tensor]
+    """`[L, B, D]` of each requested signal, float32; `reuse` adds means and values of its own."""
+    contexts: Mapping[str, Tensor] = field(default_factory=dict)
     """`[G, L, B, D]`: decaying means of the request's earlier states, if requested."""
     weight_GB: Tensor | None = None
     """Sum of the weights in `read_contexts`: 0 for a request's first token, soon 1."""
@@ -110,12 +110,12 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows in memory, in half precision as they are stored."""
+    """Rows in memory, states in half precision as they are stored."""
 
     chosen_LNK: Ints
-    states: Mapping[TraceSignal, NDArray[np.float16]]
-    contexts: Mapping[TraceSignal, NDArray[np.float16]]
-    weight_GN: Floats | None
+    states: Mapping[str, NDArray]
+    contexts: Mapping[str, NDArray] = field(default_factory=dict)
+    weight_GN: Floats | None = None
 
     def batch(self, take: NDArray[np.int64]) -> Batch:
         def tensor(array: NDArray) -> Tensor:
@@ -131,17 +131,24 @@ class Pool:
 
 def read_pool(trace: Trace, rows_N: NDArray[np.int64], needs: InputSpec) -> Pool:
     """Read the signals and contexts of these ascending rows into memory."""
-    layers = range(trace.spec.num_layers)
-    chosen = [trace.column(TraceSignal.EXPERTS, layer)[rows_N] for layer in layers]
-    states, past, weight_GN = {}, {}, None
+    chosen_LNK = read_layers(trace, TraceSignal.EXPERTS, rows_N).astype(np.int64)
+    states: dict[str, NDArray] = {}
+    past: dict[str, NDArray] = {}
+    weight_GN = None
     for signal in sorted(needs.signals):
-        columns = [trace.column(signal, layer) for layer in layers]
-        states[signal] = np.stack([column[rows_N] for column in columns])
+        states[signal] = read_layers(trace, signal, rows_N)
         if needs.decays:
+            columns = [trace.column(signal, layer) for layer in range(trace.spec.num_layers)]
             past[signal], weight_GN = read_contexts(
                 columns, rows_N, requests=trace.requests, decays=needs.decays
             )
-    return Pool(np.stack(chosen).astype(np.int64), states, past, weight_GN)
+    return Pool(chosen_LNK, states, past, weight_GN)
+
+
+def read_layers(trace: Trace, signal: TraceSignal, rows_N: NDArray[np.int64]) -> NDArray:
+    """Read these rows of a signal at every layer, `[L, N, ...]`."""
+    layers = range(trace.spec.num_layers)
+    return np.stack([trace.column(signal, layer)[rows_N] for layer in layers])
 
 
 def shuffle_rows(
@@ -185,42 +192,44 @@ class TraceBatches(IterableDataset):
         self._seed = seed
         self._epoch = epoch
         self._share = share
-        copies, spec = len(self._needs.signals) * (1 + len(self._needs.decays)), trace.spec
-        row_bytes = spec.num_layers * (2 * spec.hidden_size * copies + 8 * spec.top_k)
-        # With the seed, it decides which rows meet in a batch.
-        self._pool_rows = max(1, pool_bytes // row_bytes // batch_size) * batch_size
+        self._pool_rows = self._count_pool_rows(pool_bytes)
         if epoch is not None and not len(self):
             raise TrainError(
                 f"the trace has {len(self._rows):,} tokens to train on, a batch {batch_size:,}: "
                 "collect more (data.num_prompts=...) or give a smaller batch_size"
             )
 
+    def _count_pool_rows(self, pool_bytes: int) -> int:
+        """Return the rows of a pool, whole batches; with the seed, they decide which rows meet."""
+        copies, spec = len(self._needs.signals) * (1 + len(self._needs.decays)), self._trace.spec
+        row_bytes = spec.num_layers * (2 * spec.hidden_size * copies + 8 * spec.top_k)
+        return max(1, pool_bytes // row_bytes // self._batch_size) * self._batch_size
+
     def __len__(self) -> int:
-        full, rest = divmod(len(self._rows), self._batch_size)
-        return full + (rest > 0 and self._epoch is None)
+        sizes = np.diff([*range(0, len(self._rows), self._pool_rows), len(self._rows)])
+        rest = 0 if self._epoch is not None else self._batch_size - 1
+        return int(((sizes + rest) // self._batch_size).sum())
 
     def __iter__(self) -> Iterator[Batch]:
         number, devices = self._share
-        for rows in self._pools():
+        for pool, order in self._pools():
+            for first in range(0, len(order), self._batch_size):
+                take = order[first : first + self._batch_size]
+                if self._epoch is None or len(take) == self._batch_size:
+                    yield pool.batch(take[number::devices])
+
+    def _pools(self) -> Iterator[tuple[Pool, Ints]]:
+        """Yield each pool with the order in which its rows are taken."""
+        size = self._pool_rows
+        pools: Iterable[Ints] = (
+            (self._rows[first : first + size] for first in range(0, len(self._rows), size))
+            if self._epoch is None
+            else shuffle_rows(self._rows, pool_rows=size, seed=self._seed, epoch=self._epoch)
+        )
+        for rows in pools:
             # Ascending: the pages of a block are touched once; then back to the random order.
             order = np.argsort(rows)
-            pool = read_pool(self._trace, rows[order], self._needs)
-            places = np.argsort(order)
-            for first in range(0, len(rows), self._batch_size):
-                take = places[first : first + self._batch_size]
-                if self._epoch is not None and len(take) < self._batch_size:
-                    return
-                yield pool.batch(take[number::devices])
-
-    def _pools(self) -> Iterator[Ints]:
-        if self._epoch is not None:
-            pools = shuffle_rows(
-                self._rows, pool_rows=self._pool_rows, seed=self._seed, epoch=self._epoch
-            )
-            yield from pools
-        else:
-            for first in range(0, len(self._rows), self._pool_rows):
-                yield self._rows[first : first + self._pool_rows]
+            yield read_pool(self._trace, rows[order], self._needs), np.argsort(order)
 
 
 class EpochData(LightningDataModule):

@@ -129,11 +129,11 @@ class ResidualStack(PredictorStack):
 
     # ---- inputs
 
-    def _pick(self, states: Mapping[TraceSignal, Tensor]) -> Tensor:
+    def _pick(self, states: Mapping[str, Tensor]) -> Tensor:
         """`[N, B, D]`: each source's own signal and layer."""
         return torch.stack([states[TraceSignal(str(s.signal))][s.layer] for s in self.sources])
 
-    def _pick_past(self, contexts: Mapping[TraceSignal, Tensor]) -> Tensor:
+    def _pick_past(self, contexts: Mapping[str, Tensor]) -> Tensor:
         """`[N, G, B, D]`."""
         picked = [contexts[TraceSignal(str(s.signal))][:, s.layer] for s in self.sources]
         return torch.stack(picked)
