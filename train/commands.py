@@ -25,7 +25,7 @@ from train.config import TrainConfig
 from train.data import require_requests
 from train.errors import TrainError
 from train.find_trace import find_trace
-from train.fit import FitSettings, fit, make_settings
+from train.fit import CHECKPOINTS, fit, make_settings
 from train.kinds import (
     WITH_REUSE,
     collect_signals,
@@ -137,9 +137,8 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     training, records = None, {name: entry.training() for name, entry in published.items()}
     if config.zoo is None:
         routers = RouterWeights(config.model, trace.spec)
-        settings = make_settings(config, tuple(kind for kind in LEARNED if kind in kinds))
         learned, parities, training = train_networks(
-            config, trace, routers, settings, tracked.loggers(), timer
+            config, trace, routers, kinds, tracked.loggers(), timer
         )
         with timer.stage("baselines", "counting the baselines"):
             baselines = count_baselines(trace, routers, kinds, options=options, seed=config.seed)
@@ -220,15 +219,16 @@ def train_networks(
     config: TrainConfig,
     trace: Trace,
     routers: RouterWeights,
-    settings: FitSettings,
+    kinds: Sequence[str],
     loggers: Sequence[Logger],
     timer: StageTimer,
 ) -> tuple[dict[str, Predictor], dict[str, dict[str, Scalar]], dict[str, Any] | None]:
     """Return the learned predictors, their agreement with torch and the record of the training.
 
-    They are empty, and the record is None, where no learned kind is configured.
+    They are empty, and the record is None, where no learned kind is among `kinds`.
     """
     assert config.run_dir is not None
+    settings = make_settings(config, tuple(kind for kind in LEARNED if kind in kinds))
     if not settings.kinds:
         return {}, {}, None
     require_requests(trace)
@@ -244,18 +244,17 @@ def train_networks(
                 trace,
                 families,
                 settings,
-                run_dir=config.run_dir,
+                folder=config.run_dir / CHECKPOINTS,
                 loggers=loggers,
                 overwrite=config.overwrite,
             )
     with timer.stage("export", "exporting to ONNX and comparing with torch"):
-        learned, agreement = export_predictors(fitted.families, trace, int8=config.predictor.int8)
-    parities = {kind: parity.as_dict() for kind, parity in agreement.items()}
+        learned, parities = export_predictors(fitted.families, trace, int8=config.predictor.int8)
     return learned, parities, fitted.record(settings)
 
 
 def order_predictors(predictors: dict[str, Predictor], first: str) -> dict[str, Predictor]:
     """Return `first`, then the others in the registry's order, variants after their kind."""
-    rank = {kind: place for place, kind in enumerate(KINDS)}
-    names = sorted(predictors, key=lambda name: (rank[predictors[name].kind], name))
-    return {name: predictors[name] for name in sorted(names, key=lambda name: name != first)}
+    rank = list(KINDS).index
+    names = sorted(predictors, key=lambda name: (name != first, rank(predictors[name].kind), name))
+    return {name: predictors[name] for name in names}

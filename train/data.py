@@ -4,7 +4,7 @@ Shape suffixes: L layers, B batch, N rows read, D hidden size, K top_k, G decays
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -261,14 +261,6 @@ class EpochData(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         return DataLoader(self.validation(), batch_size=None)
-
-
-def merge_inputs(needs: Collection[InputSpec]) -> InputSpec:
-    """Return the union of the inputs, all of which have the same decays of contexts."""
-    signals = frozenset({TraceSignal.GATE_INPUT}).union(*(need.signals for need in needs))
-    decays = {need.decays for need in needs if need.decays}
-    assert len(decays) <= 1, decays
-    return InputSpec(signals, decays.pop() if decays else ())
 
 
 WARM_UP = 24

@@ -47,7 +47,7 @@ from torch import nn
 from collect.traces import Trace
 from train.checkpoint import SafeCheckpointIO
 from train.config import TrainConfig
-from train.data import EpochData, TraceBatches, merge_inputs
+from train.data import EpochData, InputSpec, TraceBatches
 from train.errors import TrainCheckpointError
 from train.predictor_stack import PredictorStack, StackFit, StepFigures
 
@@ -125,13 +125,12 @@ def fit(
     families: Sequence[PredictorStack],
     settings: FitSettings,
     *,
-    run_dir: Path,
+    folder: Path,
     loggers: Sequence[Logger],
     overwrite: bool = False,
     data: EpochData | None = None,
-    checkpoints: str = CHECKPOINTS,
 ) -> Fitted:
-    """Train all networks together, resuming from the run folder's checkpoint if there is one.
+    """Train all networks together, resuming from the folder's checkpoint if there is one.
 
     The weights are those of the epoch with the best accuracy on requests set aside; these also
     calibrate the scores. Held-out requests are not read.
@@ -141,7 +140,6 @@ def fit(
     damaged or of another run.
     """
     data = data or trace_data(trace, families, settings)
-    folder = run_dir / checkpoints
     if overwrite:
         (folder / LAST).unlink(missing_ok=True)
     resumed, started = (folder / LAST).exists(), time.perf_counter()
@@ -156,7 +154,11 @@ def trace_data(
     trace: Trace, families: Sequence[PredictorStack], settings: FitSettings
 ) -> EpochData:
     """Return the batches of the inputs that any of the families needs."""
-    needs = merge_inputs([family.needs for family in families])
+    needs = InputSpec(
+        InputSpec().signals.union(*(family.needs.signals for family in families)),
+        # One family has contexts, if any.
+        max(family.needs.decays for family in families),
+    )
     size, seed = settings.batch_size, settings.seed
     return EpochData(partial(TraceBatches, trace, batch_size=size, seed=seed, needs=needs))
 
@@ -334,14 +336,9 @@ class BestCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
 
-    @property
-    def path(self) -> Path:
-        """The file, which exists once an epoch has ended."""
-        return Path(str(self.dirpath), BEST)
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # The run folder may have moved since; Lightning forgets the best score then.
-        path = str(self.path)
+        path = str(Path(str(self.dirpath), BEST))
         super().load_state_dict(
             {
                 **state_dict,

@@ -135,33 +135,31 @@ def make_stacks(
         networks = network_specs(spec, plain)
         stacks.append(PlainStack(spec, networks, width=settings.width, loss=settings.loss))
     if "residual" in settings.kinds:
-        stacks.append(
-            ResidualStack(spec, routers.matrices_LED, routers.biases_LE, horizons=HORIZONS)
-        )
+        stacks.append(ResidualStack(spec, *routers.weights, horizons=HORIZONS))
     return stacks
 
 
 def export_predictors(
     families: Sequence[PredictorStack], trace: Trace, *, int8: bool = False
-) -> tuple[dict[str, Predictor], dict[str, Parity]]:
+) -> tuple[dict[str, Predictor], dict[str, dict[str, Scalar]]]:
     """Returns the exported predictors and their agreement with torch on held-out requests.
 
     With `int8`, the weights are rounded to eight bits after the comparison.
     """
     made: dict[str, Predictor] = {}
-    agreement: dict[str, Parity] = {}
+    agreement: dict[str, dict[str, Scalar]] = {}
     for family in families:
-        own = dict(family.export(trace.spec))
+        own = family.export(trace.spec)
         batches = TraceBatches(
             trace,
             TraceSubset.HELD_OUT,
             batch_size=PARITY_TOKENS,
             needs=replace(family.needs, decays=()),
         )
-        agreement |= check_parity(family, own, batches, top_k=trace.spec.top_k)
-        # Made again: the compared predictors have state from the comparison.
-        again = dict(family.export(trace.spec))
-        made |= {kind: quantise(predictor) for kind, predictor in again.items()} if int8 else again
+        for kind, parity in check_parity(family, own, batches, top_k=trace.spec.top_k).items():
+            agreement[kind] = parity.as_dict()
+            # Anew: the compared predictors have state from the comparison.
+            made[kind] = quantise(own[kind]) if int8 else own[kind].renewed()
     return made, agreement
 
 

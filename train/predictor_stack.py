@@ -97,9 +97,8 @@ class StackFit(LightningModule):
         self.labels = [label for family in families for label in family.labels]
         self._lr, self._weight_decay = lr, weight_decay
         self._total_steps = total_steps
-        self._hits_F = torch.zeros(len(self.labels))
-        self._wanted_F = torch.zeros(len(self.labels))
-        self._losses_F = torch.zeros(len(self.labels))
+        self._sums_3F = torch.zeros(3, len(self.labels))
+        """Of the validation so far: hits, chosen experts, and losses of all tokens."""
         self._validated = 0
         self._untrained_F: Tensor | None = None
         """Losses of the first batch, before any step."""
@@ -119,23 +118,29 @@ class StackFit(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         num_tokens = batch.chosen_LBK.size(1)
-        losses = [family.losses(batch) for family in self.families]
-        self._losses_F += torch.cat(losses).cpu() * num_tokens
+        sums = [
+            torch.stack([*family.hits(batch), family.losses(batch) * num_tokens])
+            for family in self.families
+        ]
+        self._sums_3F += torch.cat(sums, dim=1).cpu()
         self._validated += num_tokens
-        pairs = [family.hits(batch) for family in self.families]
-        self._hits_F += torch.cat([hits for hits, _ in pairs]).cpu()
-        self._wanted_F += torch.cat([wanted for _, wanted in pairs]).cpu()
 
     def on_validation_epoch_end(self) -> None:
         # One mean over all tokens, not a mean of the batches' means.
-        accuracy_F = self._hits_F / self._wanted_F.clamp(min=1)
-        loss_F = self._losses_F / max(1, self._validated)
-        losses = {"val/loss": loss_F.mean(), **mean_losses("val", self.labels, loss_F)}
-        self.log_dict({**mean_accuracies(self.labels, accuracy_F), **losses})
-        self._losses_F.zero_()
+        hits_F, wanted_F, losses_F = self._sums_3F
+        accuracy_F, loss_F = hits_F / wanted_F.clamp(min=1), losses_F / max(1, self._validated)
+        groups = [label.rpartition("/")[0] for label in self.labels]
+        self.log_dict(
+            {
+                **group_means("val/accuracy", self.labels, accuracy_F),
+                **group_means("val/mean_accuracy", groups, accuracy_F),
+                "val/mean_accuracy": accuracy_F.mean(),
+                "val/loss": loss_F.mean(),
+                **mean_losses("val", self.labels, loss_F),
+            }
+        )
+        self._sums_3F.zero_()
         self._validated = 0
-        self._hits_F.zero_()
-        self._wanted_F.zero_()
 
     def on_train_epoch_end(self) -> None:
         # Before this epoch's checkpoints are written.
@@ -204,16 +209,6 @@ def kind_of(label: str) -> str:
 def mean_losses(stage: str, labels: Sequence[str], loss_F: Tensor) -> dict[str, Tensor]:
     """Return `STAGE/loss/KIND`, the mean over each kind's networks: kinds differ in their loss."""
     return group_means(f"{stage}/loss", list(map(kind_of, labels)), loss_F)
-
-
-def mean_accuracies(labels: Sequence[str], accuracy_F: Tensor) -> dict[str, Tensor]:
-    """Return accuracies: each figure, the mean of each group, and the mean of all."""
-    groups = [label.rpartition("/")[0] for label in labels]
-    return {
-        **group_means("val/accuracy", labels, accuracy_F),
-        **group_means("val/mean_accuracy", groups, accuracy_F),
-        "val/mean_accuracy": accuracy_F.mean(),
-    }
 
 
 def group_means(name: str, groups: Sequence[str], values_F: Tensor) -> dict[str, Tensor]:

@@ -103,13 +103,12 @@ def fit_reuse(
         trace,
         [stack],
         reuse_settings(config),
-        run_dir=config.run_dir,
+        folder=config.run_dir / CHECKPOINTS / KIND,
         loggers=loggers,
         overwrite=config.overwrite,
         data=EpochData(
             partial(ReuseBatches, trace, batch_size=config.batch_size, seed=config.seed)
         ),
-        checkpoints=f"{CHECKPOINTS}/{KIND}",
     )
     predictor = stack.export(trace.spec)[KIND]
     return quantise(predictor) if config.predictor.int8 else predictor, fitted

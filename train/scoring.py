@@ -4,8 +4,9 @@ Shape suffixes: B requests that decode together.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,6 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
     not help it in the next.
     """
     table = accuracy_table(score_layers(predictor.for_all_tokens(), context.trace))
-    table["worst_layer_accuracy"] = worst_layer(table["accuracy"])
     machines = {
         machine.name: replay_context(predictor.renewed(), context, machine)
         for machine in context.hardware
@@ -111,18 +111,12 @@ def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
     A predictor that learns while it serves learns from them.
     """
     table = accuracy_table(score_layers(predictor.for_all_tokens(), shifted, None))
+    keys = ("accuracy", "mean_accuracy", "worst_layer_accuracy", "tokens")
     return {
-        "accuracy": table["accuracy"],
-        "mean_accuracy": table["mean_accuracy"],
-        "worst_layer_accuracy": worst_layer(table["accuracy"]),
-        "tokens": table["tokens"],
+        **{key: table[key] for key in keys},
         "dataset": shifted.manifest.plan.dataset,
         "trace_digest": shifted.digest,
     }
-
-
-def worst_layer(accuracy: list[float | None]) -> float | None:
-    return min((value for value in accuracy if value is not None), default=None)
 
 
 BATCHES = (1, 8, 64)
@@ -160,50 +154,44 @@ def measure_latency(predictor: Predictor, trace: Trace, *, num_steps: int = 40) 
 
 
 def _time_steps(predictor: Predictor, steps: list[TraceStep]) -> dict[str, float] | None:
-    signals = predictor.signals
     layers: list[float] = []
     ends: list[float] = []
     for place, step in enumerate(steps):
         # Separate requests, so that no id is that of two tokens of a step.
-        requests = np.arange(step.num_tokens)
-        inputs = [
-            (
-                step.layer_input(layer) if Signal.LAYER_INPUT in signals else None,
-                step.gate_input(layer) if Signal.GATE_INPUT in signals else None,
-                step.experts(layer) if Signal.ROUTED in signals else None,
-                step.logits(layer) if Signal.LOGITS in signals else None,
-            )
-            for layer in range(predictor.spec.num_layers)
-        ]
-        tokens = step.tokens_T
-        started = time.perf_counter()
-        predictor.begin_step(tokens, requests)
-        edge = time.perf_counter() - started
-        taken = []
-        for layer, (entering, gated, experts, logits) in enumerate(inputs):
-            started = time.perf_counter()
-            if entering is not None:
-                predictor.layer_input(layer, entering)
-            if gated is not None:
-                predictor.gate_input(layer, gated)
-            if experts is not None:
-                predictor.routed(layer, experts, logits)
-            taken.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        predictor.end_step()
-        edge += time.perf_counter() - started
+        begin = partial(predictor.begin_step, step.tokens_T, np.arange(step.num_tokens))
+        events = [layer_events(predictor, step, at) for at in range(predictor.spec.num_layers)]
+        edge = time_calls([begin])
+        taken = [time_calls(calls) for calls in events]
+        edge += time_calls([predictor.end_step])
         if place >= WARM_STEPS:
             layers += taken
             ends.append(edge)
     if not layers:
         return None
     return {
-        "layer_p50": micro(layers, 50),
-        "layer_p99": micro(layers, 99),
-        "begin_and_end_p50": micro(ends, 50),
-        "begin_and_end_p99": micro(ends, 99),
+        f"{part}_p{percent}": round(float(np.percentile(seconds, percent)) * 1e6, 1)
+        for part, seconds in (("layer", layers), ("begin_and_end", ends))
+        for percent in (50, 99)
     }
 
 
-def micro(seconds: list[float], percent: float) -> float:
-    return round(float(np.percentile(seconds, percent)) * 1e6, 1)
+def layer_events(predictor: Predictor, step: TraceStep, layer: int) -> list[Callable[[], object]]:
+    """Return the calls of a layer that the predictor listens to, their arrays in memory."""
+    signals = predictor.signals
+    calls: list[Callable[[], object]] = []
+    if Signal.LAYER_INPUT in signals:
+        calls.append(partial(predictor.layer_input, layer, step.layer_input(layer)))
+    if Signal.GATE_INPUT in signals:
+        calls.append(partial(predictor.gate_input, layer, step.gate_input(layer)))
+    if Signal.ROUTED in signals:
+        logits_TE = step.logits(layer) if Signal.LOGITS in signals else None
+        calls.append(partial(predictor.routed, layer, step.experts(layer), logits_TE))
+    return calls
+
+
+def time_calls(calls: list[Callable[[], object]]) -> float:
+    """Return the seconds that the calls take one after another."""
+    started = time.perf_counter()
+    for call in calls:
+        call()
+    return time.perf_counter() - started

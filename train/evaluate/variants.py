@@ -22,7 +22,7 @@ from runtime.tools.comparison import Case, Condition, Variant
 from train.config import EvaluateConfig
 from train.errors import TrainError
 from train.kinds import RECORDED
-from train.nonlearned import FITS, RouterWeights, count_uses, make_skip
+from train.nonlearned import FITS, RouterWeights, count_uses, fit_baseline, make_skip
 from zoo.errors import MismatchError
 from zoo.manifest import name_entry
 
@@ -164,9 +164,7 @@ class PredictorSources:
         needed = {TraceSignal.LAYER_INPUT, TraceSignal.GATE_LOGITS}
         if kind == "expert-map" and not needed <= set(self.trace.signals):
             raise MissingPredictor(f"{kind} needs hidden states; the trace contains none")
-        if kind == "eam-sequence":
-            own = {"seed": self._seed, **own}
-        return FITS[kind](self.trace, **own)
+        return fit_baseline(kind, self.trace, own, seed=self._seed)
 
 
 TABLE, KNOWN = "table", "known"

@@ -3,7 +3,7 @@
 Shape suffixes: T tokens, L layers, E experts, K top_k.
 """
 
-from collections import OrderedDict
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,18 +45,10 @@ def entropy_share(counts_E: NDArray[np.int64]) -> float:
 
 def lru_hit_rate(experts_TK: NDArray[np.int64], capacity: int) -> float:
     """Share of the tokens' experts that a least-recently-used cache holds when they come."""
-    cache: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for row in experts_TK:
-        for expert in row.tolist():
-            if expert in cache:
-                hits += 1
-                cache.move_to_end(expert)
-            else:
-                cache[expert] = None
-                if len(cache) > capacity:
-                    cache.popitem(last=False)
-    return hits / experts_TK.size
+    fetch = lru_cache(maxsize=capacity)(lambda _: None)
+    for expert in experts_TK.ravel().tolist():
+        fetch(expert)
+    return fetch.cache_info().hits / experts_TK.size
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ def run(trace: Trace, run_dir: Path, **changes) -> fit.Fitted:
     torch.manual_seed(chosen.seed)
     networks = network_specs(trace.spec, chosen.kinds)
     family = PlainStack(trace.spec, networks, width=chosen.width, loss=chosen.loss)
-    return fit.fit(trace, [family], chosen, run_dir=run_dir, loggers=[logger])
+    return fit.fit(trace, [family], chosen, folder=run_dir / fit.CHECKPOINTS, loggers=[logger])
 
 
 def mean_accuracy(predictor: Predictor, trace: Trace, layers: range) -> float:
