@@ -103,7 +103,7 @@ class Batch:
 class InputSpec:
     """Inputs that networks read from a trace, in addition to the chosen experts."""
 
-    signals: frozenset[TraceSignal] = frozenset({TraceSignal.GATE_INPUT})
+    signals: frozenset[str] = frozenset({TraceSignal.GATE_INPUT})
     decays: tuple[float, ...] = ()
     """Decays of the contexts; empty: no contexts."""
 
@@ -145,7 +145,7 @@ def read_pool(trace: Trace, rows_N: NDArray[np.int64], needs: InputSpec) -> Pool
     return Pool(chosen_LNK, states, past, weight_GN)
 
 
-def read_layers(trace: Trace, signal: TraceSignal, rows_N: NDArray[np.int64]) -> NDArray:
+def read_layers(trace: Trace, signal: str, rows_N: NDArray[np.int64]) -> NDArray:
     """Read these rows of a signal at every layer, `[L, N, ...]`."""
     layers = range(trace.spec.num_layers)
     return np.stack([trace.column(signal, layer)[rows_N] for layer in layers])

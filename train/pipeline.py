@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from collect.traces import Trace, TraceSignal
+from collect.traces import Trace
 from predictors.base import Floats, Forecasts, Predictor, Signal
 from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
@@ -107,7 +107,7 @@ def check_parity(
 
 def answer_event(predictor: Predictor, answer: ReferenceScores, batch: Batch) -> Forecasts:
     """Returns the predictor's forecasts at the event of the reference scores."""
-    hidden = batch.states[TraceSignal(str(answer.signal))][answer.source].cpu().numpy()
+    hidden = batch.states[answer.signal][answer.source].cpu().numpy()
     if answer.signal is Signal.LAYER_INPUT:
         return predictor.layer_input(answer.source, hidden)
     forecasts = predictor.gate_input(answer.source, hidden)

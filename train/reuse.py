@@ -27,7 +27,7 @@ from predictors.reuse import NUM_FADING, ReusePredictor, fade, normalize_sums
 from predictors.spec import ModelSpec
 from train.data import Batch, Pool, TraceBatches, read_layers
 from train.export import reuse_graph
-from train.networks import SMALLEST_SCALE, uniform
+from train.networks import measure_features, uniform
 from train.predictor_stack import PredictorStack, ReferenceScores
 
 STRETCH_ROWS = 4_096
@@ -143,12 +143,8 @@ class ReuseStack(PredictorStack):
             self.register_buffer(f"deviation_{name}", torch.ones(layers, number))
 
     def normalise_by(self, batch: Batch) -> None:
-        for given, mean, deviation in (
-            (batch.gate_LBD, self.mean_LD, self.deviation_LD),
-            (batch.states[FADING], self.mean_LX, self.deviation_LX),
-        ):
-            mean.copy_(given.mean(1))
-            deviation.copy_(given.std(1).clamp(min=SMALLEST_SCALE))
+        measure_features(batch.gate_LBD, self.mean_LD, self.deviation_LD)
+        measure_features(batch.states[FADING], self.mean_LX, self.deviation_LX)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits `[L, B, E]`."""

@@ -194,8 +194,8 @@ def test_losses__are_the_cross_entropy_with_the_targets_own_router(trace: Trace)
 
 def test_platt__counts_the_id_of_no_choice_as_no_expert() -> None:
     random = torch.Generator().manual_seed(0)
-    logits = torch.randn(1, 400, 8, generator=random)
-    chosen = (logits + torch.randn(1, 400, 8, generator=random)).topk(1).indices
+    logits = torch.randn(400, 8, generator=random)
+    chosen = (logits + torch.randn(400, 8, generator=random)).topk(1).indices
     with_none = torch.cat([chosen, torch.full_like(chosen, 8)], dim=-1)
     for one, other in zip(platt(logits, chosen), platt(logits, with_none), strict=True):
         assert torch.equal(one, other)
@@ -208,7 +208,7 @@ def test_platt__finds_the_least_loss_however_sure_the_forecast(size: float, nois
     truth = size * torch.randn(800, 60, generator=random)
     chosen = truth.topk(4).indices
     logits = truth + noise * size * torch.randn(800, 60, generator=random)
-    scale, shift = (one.double() for one in platt(logits[None], chosen[None]))
+    scale, shift = (one.double() for one in platt(logits, chosen))
     z = logits.double().log_softmax(-1)
     happened = torch.zeros_like(z).scatter(-1, chosen, 1.0)
 
