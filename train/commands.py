@@ -83,20 +83,19 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     predictors are trained together with a learned one, on the same batches. An interrupted command
     resumes from the last complete epoch and the recorded parts of the trace.
     """
-    assert config.run_dir is not None
     kinds = list_compared_kinds(config.predictor.kind)
     options = options_by_kind(config.predictor)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     timer = StageTimer()
     signals = collect_signals(kinds)
-    find = partial(find_trace, launcher=config.launcher, logs=config.run_dir / "workers")
+    find = partial(find_trace, launcher=config.launcher, logs=config.folder / "workers")
     source = config.trace or config.data.name
     with timer.stage("trace", f"trace of {config.model.name}: {source}"):
         needed = collect_signals(list_required_kinds(config.predictor.kind))
         trace = find(config, signals, needed=needed)
     if (finished := read_finished(config, trace)) is not None:
-        if config.figures and not (config.run_dir / FOLDER).is_dir():
+        if config.figures and not (config.folder / FOLDER).is_dir():
             draw_report(finished, trace, config)
         return finished
     left_out = leave_out_kinds(config.predictor, kinds, trace)
@@ -156,7 +155,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
                 kind: score_shifted(predictor, other) for kind, other in others.items()
             }
     entries = write_entries(
-        config.run_dir / "entries",
+        config.folder / "entries",
         predictors,
         results,
         parities,
@@ -169,7 +168,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     show(results, setting=context.setting)
     tracked.log_summary(summary_figures(results))
     tracked.log_entries(entries)
-    sys.stderr.write(f"zoo entries: {config.run_dir / 'entries'} ({', '.join(entries)})\n")
+    sys.stderr.write(f"zoo entries: {config.folder / 'entries'} ({', '.join(entries)})\n")
     reuse = None
     if (
         scores_reuse
@@ -179,7 +178,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         with timer.stage("reuse", "reuse, for eviction"):
             reuse = train_and_publish(config, trace, tracked)
     record = {
-        "origin": describe_origin(config.run_dir),
+        "origin": describe_origin(config.folder),
         "model": trace.spec.as_dict(),
         "predictor": config.predictor.kind,
         "trace": {
@@ -201,13 +200,13 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         "seconds": timer.seconds,
     }
     # Before the report, so that a failed drawing loses no results.
-    write_json(config.run_dir / "results.json", record)
+    write_json(config.folder / "results.json", record)
     if config.figures:
         with timer.stage("report", "results.json is written; drawing the report"):
             tracked.log_report(*draw_report(record, trace, config))
     model, kind = describe_choice(config.model), config.predictor.kind
-    own = config.run_dir if kind in WITH_REUSE else config.run_dir / "entries" / kind
-    push = shlex.join(["moecast", "zoo", "push", str(config.run_dir)])
+    own = config.folder if kind in WITH_REUSE else config.folder / "entries" / kind
+    push = shlex.join(["moecast", "zoo", "push", str(config.folder)])
     sys.stderr.write(
         f"next: `{push}` adds the entries to your zoo, from which every command with this model "
         f"takes them; `moecast chat {model} {shlex.quote(f'predictor={own}')}` uses them without\n"
@@ -227,13 +226,12 @@ def train_networks(
 
     They are empty, and the record is None, where no learned kind is among `kinds`.
     """
-    assert config.run_dir is not None
     settings = make_settings(config, tuple(kind for kind in LEARNED if kind in kinds))
     if not settings.kinds:
         return {}, {}, None
     require_requests(trace)
     families = make_stacks(trace, routers, settings)
-    require_training_space(config.run_dir, families)
+    require_training_space(config.folder, families)
     networks = sum(len(family.labels) for family in families)
     message = f"training {networks} networks on {len(trace.rows('train')):,} tokens"
     with timer.stage("training", message):
@@ -244,7 +242,7 @@ def train_networks(
                 trace,
                 families,
                 settings,
-                folder=config.run_dir / CHECKPOINTS,
+                folder=config.folder / CHECKPOINTS,
                 loggers=loggers,
                 overwrite=config.overwrite,
             )

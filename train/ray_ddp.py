@@ -61,8 +61,7 @@ def fit_ray_ddp(
         LaunchError: Ray Train is not installed, no such cluster, its head is lost, or a process
             failed too often.
     """
-    assert config.run_dir is not None
-    launcher, run_dir = config.launcher, config.run_dir
+    launcher, run_dir = config.launcher, config.folder
     owns_ray = join_ray(launcher, num_cpus=settings.devices * launcher.cpus)
     import ray
 

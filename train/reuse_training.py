@@ -39,7 +39,6 @@ def train_and_publish(config: TrainConfig, trace: Trace, tracked: TrackedRun) ->
     Its curves are `reuse-NAME` in the run's loggers. The table of hit rates is printed and, with
     the training and the entry, returned for results.json.
     """
-    assert config.run_dir is not None
     training: dict[str, Any] = {}
     if config.zoo is None:
         sys.stderr.write(f"training {KIND} on {len(trace.rows('train')):,} tokens\n")
@@ -51,7 +50,7 @@ def train_and_publish(config: TrainConfig, trace: Trace, tracked: TrackedRun) ->
         predictor, record = load_entry(entry, spec=trace.spec), entry.training()
     sys.stderr.write("replaying held-out requests under every eviction policy\n")
     tables = compare_policies(trace, [predictor], num_tokens=config.replay_tokens)
-    folder, held_out = config.run_dir / "entries" / KIND, decode_figures(tables, KIND)
+    folder, held_out = config.folder / "entries" / KIND, decode_figures(tables, KIND)
     write_entry(
         folder,
         predictor,
@@ -94,16 +93,15 @@ def fit_reuse(
     The weights are those of the best epoch on requests set aside. Resumes from the run folder's
     checkpoint.
     """
-    assert config.run_dir is not None
     require_requests(trace)
     seed_everything(config.seed, verbose=False)
     stack = ReuseStack(trace.spec)
-    require_training_space(config.run_dir, [stack])
+    require_training_space(config.folder, [stack])
     fitted = fit(
         trace,
         [stack],
         reuse_settings(config),
-        folder=config.run_dir / CHECKPOINTS / KIND,
+        folder=config.folder / CHECKPOINTS / KIND,
         loggers=loggers,
         overwrite=config.overwrite,
         data=EpochData(

@@ -70,8 +70,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     show(results, console=Console())
     if config.figures:
         condition = figure_condition(config)
-        assert config.run_dir is not None
-        path = write_report(results, rows, folder=config.run_dir, condition=condition)
+        path = write_report(results, rows, folder=config.folder, condition=condition)
         sys.stderr.write(f"report: {path}\n")
     return results
 
@@ -86,8 +85,7 @@ def replay_all(
 
     Equal digests mean equal figures: they are of the case, the steps, the forecasts and the code.
     """
-    assert config.run_dir is not None
-    folder = config.run_dir / "replays"
+    folder = config.folder / "replays"
     finished = FinishedPieces(folder)
     digest_of = {key: predictor.digest for key, predictor in predictors.items()}
     others = (trace.digest, str(config.replay_tokens), code_digest())

@@ -145,7 +145,6 @@ def measure_replay(
     if is_bounded:
         bound.assert_holds(stats)
     tokens = sum(len(step.tokens_T) for step in steps if is_decode(step))
-    seconds = decoding + sum(stats.ttft_seconds)
     variant, condition = case.variant, case.condition
     slots = budget_slots(condition.budget, spec, case.hardware)
     run_ms = [1e3 * sum(run) for run in stats.decode_runs]
@@ -178,7 +177,7 @@ def measure_replay(
         "bytes_wasted_per_token": decode.bytes_wasted / tokens,
         "bytes_late_per_token": decode.bytes_late / tokens,
         "stall_share": stats.decode_stall_seconds / decoding,
-        "stall_share_all": stats.stall_seconds / seconds,
+        "stall_share_all": stats.stall_share,
         "predictor_ms_per_token": 1e3 * stats.decode_predictor_seconds / tokens,
         "peak_bytes": slots * sum(case.hardware.chunk_bytes),
         "slots": slots,

@@ -129,29 +129,24 @@ def pack(
 ) -> None:
     """Writes `train.bin` and `held_out.bin`, uint16 token ids, documents ended by `END_OF_TEXT`."""
     end = tokenizer.token_to_id(END_OF_TEXT)
-    train: list[np.ndarray] = []
-    held_out: list[np.ndarray] = []
+    parts: dict[bool, list[np.ndarray]] = {False: [], True: []}
+    """By whether they are held out."""
     for name, texts in sources.items():
-        order = random.Random(f"{seed}/{name}").sample(texts, len(texts))
-        wanted, taken = int(num_tokens * MIXTURE[name]), 0
-        held_wanted, held_taken = wanted // 50, 0
-        for text in order:
-            if taken >= wanted and held_taken >= held_wanted:
+        wanted = int(num_tokens * MIXTURE[name])
+        left = {False: wanted, True: wanted // 50}
+        for text in random.Random(f"{seed}/{name}").sample(texts, len(texts)):
+            if max(left.values()) <= 0:
                 break
-            keep = is_held_out(text)
-            if (held_taken >= held_wanted) if keep else (taken >= wanted):
-                continue
-            ids = np.asarray([*tokenizer.encode(text).ids, end], dtype=np.uint16)
-            if keep:
-                held_out.append(ids)
-                held_taken += len(ids)
-            else:
-                train.append(ids)
-                taken += len(ids)
+            held_out = is_held_out(text)
+            if left[held_out] > 0:
+                ids = np.asarray([*tokenizer.encode(text).ids, end], dtype=np.uint16)
+                parts[held_out].append(ids)
+                left[held_out] -= len(ids)
     shuffle = random.Random(seed)
-    for name, parts in (("train", train), ("held_out", held_out)):
-        shuffle.shuffle(parts)
-        np.concatenate(parts).tofile(folder / f"{name}.bin")
+    for held_out, documents in parts.items():
+        shuffle.shuffle(documents)
+        file = "held_out.bin" if held_out else "train.bin"
+        np.concatenate(documents).tofile(folder / file)
 
 
 VOCAB_SIZE = 8_192

@@ -89,11 +89,9 @@ def decimals_3(value: float) -> str:
     return decimals(value, 3)
 
 
-def show(
-    results: Mapping[str, Mapping[str, Any]], *, setting: str, console: Console | None = None
-) -> None:
+def show(results: Mapping[str, Mapping[str, Any]], *, setting: str) -> None:
     """Prints the summary, with the definitions above the numbers."""
-    console = console or Console()
+    console = Console()
     for metric in SHOWN:
         console.print(f"{metric}: {DEFINITIONS[metric]}", highlight=False)
     console.print()
@@ -117,14 +115,13 @@ def draw_report(
 
     How uneven routing is, is measured on the trace, held out.
     """
-    assert config.run_dir is not None
     table, spec = results["predictors"], trace.spec
     page = HtmlReport(
         f"Expert forecasts for {spec.model_id}",
         f"{len(table)} predictors, {spec.num_layers} layers of {spec.num_experts} experts, "
         f"top {spec.top_k}; {results['trace']['held_out_tokens']:,} of "
         f"{results['trace']['tokens']:,} tokens held out",
-        provenance=read_provenance(config.run_dir),
+        provenance=read_provenance(config.folder),
     )
     page.add("Summary", summary_table(table), note=describe_summary(table, results["setting"]))
     meanings = [f"`{name}`: {meaning}." for name, meaning in DEFINITIONS.items()]
@@ -137,6 +134,6 @@ def draw_report(
     if keeping := results.get("keeping"):
         rates, num_tokens = keeping["hit_rates"][PER_LAYER], config.replay_tokens
         serving.hit_rate(page, rates, num_tokens=num_tokens)
-    path = page.write(config.run_dir / FOLDER)
+    path = page.write(config.folder / FOLDER)
     sys.stderr.write(f"report: {path}\n")
     return page, path

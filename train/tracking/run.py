@@ -44,8 +44,7 @@ class TrackedRun:
     """
 
     def __init__(self, config: TrainConfig):
-        assert config.run_dir is not None
-        self._config, self._run_dir = config, config.run_dir
+        self._config, self._run_dir = config, config.folder
         # Before a trace is recorded, which may take hours.
         for kind in map(LoggerKind, config.logger):
             missing = [name for name in PACKAGES.get(kind, ()) if find_spec(name) is None]
@@ -209,8 +208,7 @@ def resolved_settings(
     The configuration is that of run.json, which has no secrets; one that no command composed has
     none.
     """
-    assert config.run_dir is not None
-    path = config.run_dir / RUN_FILE
+    path = config.folder / RUN_FILE
     if path.is_file():
         options = json.loads(path.read_text())["config"]
     else:
@@ -222,7 +220,7 @@ def resolved_settings(
         "trace_dataset": trace.manifest.plan.dataset,
         "trace_tokens": trace.num_tokens,
         "machines": {machine.name: asdict(machine) for machine in machines},
-        "origin": describe_origin(config.run_dir),
+        "origin": describe_origin(config.folder),
     }
 
 
