@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger
 from collect.config import LauncherKind
 from collect.traces import Trace
 from predictors.base import Predictor
+from predictors.config import ALL
 from predictors.files import write_json
 from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
@@ -27,11 +28,11 @@ from train.errors import TrainError
 from train.find_trace import find_trace
 from train.fit import CHECKPOINTS, fit, make_settings
 from train.kinds import (
+    BASELINES,
     WITH_REUSE,
     collect_signals,
     leave_out_kinds,
     list_compared_kinds,
-    list_required_kinds,
     options_by_kind,
 )
 from train.nonlearned import RouterWeights, count_baselines
@@ -49,7 +50,7 @@ from train.report.build import FOLDER, draw_report, show
 from train.reuse import KIND as REUSE
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.reuse_training import train_and_publish
-from train.scoring import EvalContext, score_predictor, score_shifted
+from train.scoring import EvalContext, score_predictor
 from train.tracking.run import TrackedRun, resolved_settings, summary_figures
 from zoo.load import load_entry
 from zoo.manifest import Scalar
@@ -92,7 +93,11 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     find = partial(find_trace, launcher=config.launcher, logs=config.folder / "workers")
     source = config.trace or config.data.name
     with timer.stage("trace", f"trace of {config.model.name}: {source}"):
-        needed = collect_signals(list_required_kinds(config.predictor.kind))
+        selected = config.predictor.kind
+        # A trace that was named may lack what baselines need.
+        needed = collect_signals(
+            kind for kind in kinds if selected in (ALL, kind) or kind not in BASELINES
+        )
         trace = find(config, signals, needed=needed)
     if (finished := read_finished(config, trace)) is not None:
         if config.figures and not (config.folder / FOLDER).is_dir():
@@ -105,27 +110,22 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     signals = collect_signals(kinds)
     shifted = None
     if config.score_shifted:
-        message = f"trace of {config.model.name} on {config.shifted.name}"
-        with timer.stage("shifted trace", message):
+        with timer.stage("shifted trace", f"trace of {config.model.name} on {config.shifted.name}"):
             other = replace(config, data=config.shifted, trace=config.shifted_trace)
             shifted = find(other, signals, key="shifted_trace")
     others = {
         kind: find(replace(config, trace=where), signals, needed=needed, key=f"other_kinds.{kind}")
         for kind, where in config.other_kinds.items()
     }
-    machines = [config.hardware, config.other_hardware]
+    configs = [config.hardware, config.other_hardware]
+    machines = describe_machines(configs, config.shape, config.model)
     context = EvalContext(
-        trace=trace,
-        shifted=shifted,
-        system=config.system,
-        hardware=tuple(describe_machines(machines, config.shape, config.model)),
-        budget=config.budget,
-        replay_tokens=config.replay_tokens,
+        trace=trace, shifted=shifted, others=others, hardware=machines, config=config
     )
     # Before the training, so that a budget that cannot work is refused at once.
-    for hardware in context.hardware:
+    for hardware in machines:
         budget_slots(config.budget, trace.spec, hardware)
-    tracked.start(resolved_settings(config, trace, context.hardware), trace)
+    tracked.start(resolved_settings(config, trace, machines), trace)
     published = open_published(config, trace)
     scores_reuse = config.zoo is None or published.pop(REUSE, None) is not None
     if config.zoo is not None and not published:
@@ -151,20 +151,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     for name, predictor in predictors.items():
         with timer.stage(f"score {name}", f"scoring {name} on held-out requests"):
             results[name] = score_predictor(predictor, context)
-            results[name]["other_kinds"] = {
-                kind: score_shifted(predictor, other) for kind, other in others.items()
-            }
-    entries = write_entries(
-        config.folder / "entries",
-        predictors,
-        results,
-        parities,
-        trace,
-        model_name=config.model.name,
-        setting=context.setting,
-        training=records,
-        draws_figures=config.figures,
-    )
+    entries = write_entries(config, context, predictors, results, parities, records)
     show(results, setting=context.setting)
     tracked.log_summary(summary_figures(results))
     tracked.log_entries(entries)

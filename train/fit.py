@@ -204,8 +204,22 @@ def run_epochs(
     ]
     if loggers:
         callbacks += [LearningRateMonitor(logging_interval="step"), StepFigures()]
-    trainer = make_trainer(
-        settings, callbacks, loggers=loggers, strategy=strategy, environment=environment
+    trainer = Trainer(
+        accelerator="auto",
+        devices=settings.devices if strategy is None else "auto",
+        strategy=strategy or "auto",
+        precision="32-true",
+        max_epochs=settings.max_epochs,
+        logger=list(loggers) or False,
+        log_every_n_steps=10,
+        callbacks=callbacks,
+        # Without one, Lightning would take a process in a Slurm job for one of the job's tasks.
+        plugins=[SafeCheckpointIO(), environment or LightningEnvironment()],
+        enable_model_summary=False,
+        enable_progress_bar=sys.stderr.isatty(),
+        num_sanity_val_steps=0,
+        reload_dataloaders_every_n_epochs=1,
+        use_distributed_sampler=False,
     )
     checkpoint = folder / LAST
     on_interrupt = signal.getsignal(signal.SIGINT)
@@ -258,35 +272,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise TrainCheckpointError(f"{path} is missing; start over with overwrite=true")
     return SafeCheckpointIO().load_checkpoint(path)
-
-
-def make_trainer(
-    settings: FitSettings,
-    callbacks: list[Callback],
-    *,
-    loggers: Sequence[Logger] = (),
-    strategy: Strategy | None = None,
-    environment: ClusterEnvironment | None = None,
-) -> Trainer:
-    """Return Lightning's trainer with safe checkpoints and without unused features."""
-    return Trainer(
-        accelerator="auto",
-        devices=settings.devices if strategy is None else "auto",
-        strategy=strategy or "auto",
-        precision="32-true",
-        max_epochs=settings.max_epochs,
-        logger=list(loggers) or False,
-        log_every_n_steps=10,
-        callbacks=callbacks,
-        # Without one, Lightning would take a process in a Slurm job for one of the job's tasks.
-        plugins=[SafeCheckpointIO(), environment or LightningEnvironment()],
-        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
-        enable_model_summary=False,
-        enable_progress_bar=any(isinstance(callback, RichProgressBar) for callback in callbacks),
-        num_sanity_val_steps=0,
-        reload_dataloaders_every_n_epochs=1,
-        use_distributed_sampler=False,
-    )
 
 
 def digest_weights(families: Sequence[PredictorStack]) -> str:

@@ -45,15 +45,6 @@ def list_compared_kinds(kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((kind, *compared, *BASELINES)))
 
 
-def list_required_kinds(kind: str) -> tuple[str, ...]:
-    """Returns the compared kinds whose signals a trace must have: all but baselines."""
-    return tuple(
-        other
-        for other in list_compared_kinds(kind)
-        if kind in (ALL, other) or other not in BASELINES
-    )
-
-
 def collect_signals(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
     """Returns the signals that a trace must have to fit and score these kinds."""
     needed = {RECORDED[signal] for kind in kinds for signal in KINDS[kind].signals}

@@ -209,17 +209,15 @@ def fit_expert_map(trace: Trace, **options: Any) -> ExpertMapPredictor:
     )
 
 
-def make_skip(routers: RouterWeights, *, horizons: Iterable[int]) -> list[SkipPredictor]:
-    """Return skip at each of these horizons that the model has layers for.
+def make_skip(routers: RouterWeights, horizon: int) -> SkipPredictor | None:
+    """Return skip at this horizon, None if the model has too few layers for it.
 
     Raises:
         TrainError: a router is not one matrix over the experts.
     """
-    return [
-        SkipPredictor(routers.spec, *routers.weights, horizon=horizon)
-        for horizon in horizons
-        if horizon < routers.spec.num_layers
-    ]
+    if horizon >= routers.spec.num_layers:
+        return None
+    return SkipPredictor(routers.spec, *routers.weights, horizon=horizon)
 
 
 FITS: Mapping[str, Callable[..., Predictor]] = MappingProxyType(
@@ -256,8 +254,9 @@ def count_baselines(
         own = options.get(kind, {})
         if kind == SkipPredictor.kind:
             horizons = (int(own["horizon"]),) if own else SKIP_HORIZONS
-            for skip in make_skip(routers, horizons=horizons):
-                baselines[kind if skip.horizon == 1 else f"{kind}-{skip.horizon}"] = skip
+            for horizon in horizons:
+                if skip := make_skip(routers, horizon):
+                    baselines[kind if horizon == 1 else f"{kind}-{horizon}"] = skip
         elif kind in FITS:
             baselines[kind] = fit_baseline(kind, trace, own, seed=seed)
     return baselines

@@ -25,6 +25,7 @@ from train.nonlearned import RouterWeights
 from train.predictor_stack import PredictorStack, ReferenceScores
 from train.report.forecasts import draw_accuracy_figure
 from train.residual import ResidualStack
+from train.scoring import EvalContext
 from zoo.catalog import Zoo
 from zoo.entry import MANIFEST, ZooEntry, write_entry
 from zoo.manifest import Scalar, name_entry
@@ -111,11 +112,10 @@ def answer_event(predictor: Predictor, answer: ReferenceScores, batch: Batch) ->
     if answer.signal is Signal.LAYER_INPUT:
         return predictor.layer_input(answer.source, hidden)
     forecasts = predictor.gate_input(answer.source, hidden)
-    if Signal.LOGITS not in predictor.signals:
+    if answer.logits_BE is None:
         return forecasts
-    return predictor.routed(
-        answer.source, batch.chosen_LBK[answer.source].cpu().numpy(), answer.logits_BE
-    )
+    chosen_BK = batch.chosen_LBK[answer.source].cpu().numpy()
+    return predictor.routed(answer.source, chosen_BK, answer.logits_BE)
 
 
 def make_stacks(
@@ -179,41 +179,37 @@ def describe_kinds(table: Mapping[str, Any]) -> str:
 
 
 def write_entries(
-    folder: Path,
+    config: TrainConfig,
+    context: EvalContext,
     predictors: Mapping[str, Predictor],
     results: Mapping[str, dict[str, Any]],
     parities: Mapping[str, Mapping[str, Scalar]],
-    trace: Trace,
-    *,
-    model_name: str,
-    setting: str,
     training: Mapping[str, Mapping[str, Any] | None],
-    draws_figures: bool = True,
 ) -> dict[str, Path]:
     """Write a zoo entry for each predictor, with its held-out metrics; return their folders."""
-    written = {}
+    written, setting = {}, context.setting
     for name, predictor in predictors.items():
         table = results[name]
         names = ("accuracy", "fetch_rate", "good_pred", "promoe_good_pred")
         means = {key: table[f"mean_{key}"] for key in names}
+        written[name] = config.folder / "entries" / name
         write_entry(
-            folder / name,
+            written[name],
             predictor,
-            name=name_entry(model_name, name),
+            name=name_entry(config.model.name, name),
             metrics={
                 "held_out": {**means, "worst_layer_accuracy": table["worst_layer_accuracy"]},
                 "setting": setting,
                 "definitions": DEFINITIONS,
                 "layers": table,
             },
-            trace_digest=trace.digest,
+            trace_digest=context.trace.digest,
             parity=parities.get(name, {}),
             card_extra=f"fetch_rate and good_pred: {setting}, in which a token took "
             f"{format_or_dash(table['mean_tpot_ms'], decimals)} ms.\n\n{describe_kinds(table)}",
             training=training[name],
-            figure=draw_accuracy_figure(name, results) if draws_figures else None,
+            figure=draw_accuracy_figure(name, results) if config.figures else None,
         )
-        written[name] = folder / name
     return written
 
 

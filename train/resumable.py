@@ -75,8 +75,12 @@ def run_jobs(
     # Spawned, not forked: this process may have threads (onnxruntime, the progress bar).
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
+    # Ctrl-C, which reaches every process of the terminal, is left to this one.
     with ProcessPoolExecutor(
-        max_workers=min(workers, len(jobs)), mp_context=context, initializer=_ignore_interrupts
+        max_workers=min(workers, len(jobs)),
+        mp_context=context,
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
     ) as pool:
         running = {pool.submit(_run_in_worker, job, folder): job for job in ordered}
         try:
@@ -89,11 +93,6 @@ def run_jobs(
                 process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which reaches every process of the terminal, to the first one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _run_in_worker(job: ResumableJob, folder: Path) -> None:

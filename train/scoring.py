@@ -4,8 +4,8 @@ Shape suffixes: B requests that decode together.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,10 +15,10 @@ from collect.traces import Trace
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor, Signal
 from predictors.metrics import ENTRY, Phase
-from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from runtime.sim.step import RecordedStep
 from train.accuracy import accuracy_table, measure_horizons, score_layers
+from train.config import ScoringConfig
 from train.evaluate.forecasts import record_forecasts
 from train.replay import first_tokens, is_decode, measure_fetching
 
@@ -31,18 +31,18 @@ class EvalContext:
     """Its held-out requests are scored."""
     shifted: Trace | None
     """Prompts of another distribution, all of which are scored; None: not scored."""
-    system: SystemConfig
-    hardware: tuple[Hardware, ...]
+    others: Mapping[str, Trace] = field(default_factory=dict)
+    """Prompts of other kinds, scored in the same way."""
+    hardware: Sequence[Hardware]
     """Tables by layer show the figures of the first one."""
-    budget: str
-    replay_tokens: int
+    config: ScoringConfig
 
     @property
     def setting(self) -> str:
         """Description for tables and model cards."""
         machines = " and ".join(machine.name for machine in self.hardware)
         return (
-            f"system {self.system.name}, hardware {machines}, budget {self.budget}, "
+            f"system {self.config.system.name}, hardware {machines}, budget {self.config.budget}, "
             f"replay of {self.num_replayed:,} generated held-out tokens"
         )
 
@@ -53,7 +53,7 @@ class EvalContext:
 
     def steps(self) -> Iterator[RecordedStep]:
         """Return the steps of the replay."""
-        return first_tokens(self.trace.steps("held_out"), self.replay_tokens)
+        return first_tokens(self.trace.steps("held_out"), self.config.replay_tokens)
 
 
 def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any]:
@@ -82,6 +82,9 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
         "by_horizon": score_horizons(predictor, context)
         if getattr(predictor, "horizons", 1) > 1
         else None,
+        "other_kinds": {
+            kind: score_shifted(predictor, other) for kind, other in context.others.items()
+        },
     }
 
 
@@ -101,8 +104,10 @@ def score_horizons(predictor: Predictor, context: EvalContext) -> dict[str, Any]
 def replay_context(
     predictor: Predictor, context: EvalContext, hardware: Hardware
 ) -> dict[str, Any]:
-    steps, system, budget = context.steps(), context.system, context.budget
-    return measure_fetching(steps, predictor, system=system, hardware=hardware, budget=budget)
+    system, budget = context.config.system, context.config.budget
+    return measure_fetching(
+        context.steps(), predictor, system=system, hardware=hardware, budget=budget
+    )
 
 
 def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:

@@ -158,9 +158,7 @@ class PredictorSources:
     def _make(self, kind: str, given: Mapping[str, Any]) -> Predictor | None:
         own = {name: value for name, value in given.items() if name != "spec"}
         if kind == "skip":
-            horizons = (own.get("horizon", 1),)
-            made = make_skip(self._routers, horizons=horizons) if self._routers else []
-            return made[0] if made else None
+            return make_skip(self._routers, own.get("horizon", 1)) if self._routers else None
         needed = {TraceSignal.LAYER_INPUT, TraceSignal.GATE_LOGITS}
         if kind == "expert-map" and not needed <= set(self.trace.signals):
             raise MissingPredictor(f"{kind} needs hidden states; the trace contains none")

@@ -68,8 +68,11 @@ def _books(folder: Path) -> Iterator[str]:
 
 def _jsonl(path: Path) -> Iterator[dict]:
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
+        yield from map(json.loads, lines)
+
+
+def _exchanges(path: Path, question: str, answer: str) -> list[str]:
+    return [chat(row[question], row[answer]) for row in _jsonl(path)]
 
 
 def _roleplay(folder: Path) -> Iterator[str]:
@@ -100,20 +103,16 @@ def documents(root: Path) -> dict[str, list[str]]:
     return {
         "textbooks": list(_books(root / "text/openstax")),
         "novels": list(_books(root / "text/novels")),
-        "templates": [
-            chat(row["prompt"], row["completion"])
-            for row in _jsonl(root / "instruct/t0_templates_sample.jsonl")
-        ],
+        "templates": _exchanges(
+            root / "instruct/t0_templates_sample.jsonl", "prompt", "completion"
+        ),
         "instructions": [
             chat(row["prompt"], target(row))
             for row in _jsonl(root / "instruct/natural_instructions_bb.jsonl")
             if row["target"]
         ],
         "roleplay": list(_roleplay(root / "instruct/gpteacher")),
-        "arithmetic": [
-            chat(row["question"], row["answer"])
-            for row in _jsonl(root / "prompts/gsm8k_train.jsonl")
-        ],
+        "arithmetic": _exchanges(root / "prompts/gsm8k_train.jsonl", "question", "answer"),
         "docstrings": list(_docstrings()),
     }
 
