@@ -26,7 +26,7 @@ from train.config import TrainConfig
 from train.data import require_requests
 from train.errors import TrainError
 from train.find_trace import find_trace
-from train.fit import CHECKPOINTS, fit, make_settings
+from train.fit import CHECKPOINTS, Training, make_settings
 from train.kinds import (
     BASELINES,
     WITH_REUSE,
@@ -51,7 +51,7 @@ from train.reuse import KIND as REUSE
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.reuse_training import train_and_publish
 from train.scoring import EvalContext, score_predictor
-from train.tracking.run import TrackedRun, resolved_settings, summary_figures
+from train.tracking.run import TrackedRun, summary_figures
 from zoo.load import load_entry
 from zoo.manifest import Scalar
 
@@ -125,7 +125,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     # Before the training, so that a budget that cannot work is refused at once.
     for hardware in machines:
         budget_slots(config.budget, trace.spec, hardware)
-    tracked.start(resolved_settings(config, trace, machines), trace)
+    tracked.start(trace, machines)
     published = open_published(config, trace)
     scores_reuse = config.zoo is None or published.pop(REUSE, None) is not None
     if config.zoo is not None and not published:
@@ -219,20 +219,14 @@ def train_networks(
     require_requests(trace)
     families = make_stacks(trace, routers, settings)
     require_training_space(config.folder, families)
+    training = Training(trace, families, settings, config.folder / CHECKPOINTS)
     networks = sum(len(family.labels) for family in families)
     message = f"training {networks} networks on {len(trace.rows('train')):,} tokens"
     with timer.stage("training", message):
         if config.launcher.kind is LauncherKind.RAY and config.devices > 1:
-            fitted = fit_ray_ddp(trace, families, settings, config, loggers=loggers)
+            fitted = fit_ray_ddp(training, config, loggers)
         else:
-            fitted = fit(
-                trace,
-                families,
-                settings,
-                folder=config.folder / CHECKPOINTS,
-                loggers=loggers,
-                overwrite=config.overwrite,
-            )
+            fitted = training.fit(loggers, overwrite=config.overwrite)
     with timer.stage("export", "exporting to ONNX and comparing with torch"):
         learned, parities = export_predictors(fitted.families, trace, int8=config.predictor.int8)
     return learned, parities, fitted.record(settings)

@@ -5,7 +5,7 @@ Shape suffixes: L layers, B batch, N rows read, D hidden size, K top_k, G decays
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -165,71 +165,64 @@ def shuffle_rows(
         yield random.permutation(mixed[first : first + pool_rows])
 
 
+@dataclass(eq=False)
 class TraceBatches(IterableDataset):
     """Batches of a trace; in training the last, smaller one is dropped, so that steps are alike."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        part: TraceSubset,
-        *,
-        batch_size: int,
-        needs: InputSpec | None = None,
-        seed: int = 0,
-        epoch: int | None = None,
-        pool_bytes: int = POOL_BYTES,
-        share: tuple[int, int] = (0, 1),
-    ):
-        """`epoch` None: in the trace's order, nothing dropped (evaluation).
+    trace: Trace
+    part: TraceSubset
+    _: KW_ONLY
+    batch_size: int
+    needs: InputSpec = InputSpec()
+    seed: int = 0
+    epoch: int | None = None
+    """None: in the trace's order, nothing dropped (evaluation)."""
+    pool_bytes: int = POOL_BYTES
+    share: tuple[int, int] = (0, 1)
+    """The number of this device and how many there are; each takes every so manyth of a batch's
+    tokens."""
 
-        `share`: the number of this device and how many there are; each takes every so manyth of a
-        batch's tokens.
-        """
-        self._trace = trace
-        self._rows = subset_rows(trace, part)
-        self._batch_size = batch_size
-        self._needs = needs or InputSpec()
-        self._seed = seed
-        self._epoch = epoch
-        self._share = share
-        self._pool_rows = self._count_pool_rows(pool_bytes)
-        if epoch is not None and not len(self):
+    def __post_init__(self) -> None:
+        self._rows = subset_rows(self.trace, self.part)
+        if self.epoch is not None and not len(self):
             raise TrainError(
-                f"the trace has {len(self._rows):,} tokens to train on, a batch {batch_size:,}: "
-                "collect more (data.num_prompts=...) or give a smaller batch_size"
+                f"the trace has {len(self._rows):,} tokens to train on, a batch "
+                f"{self.batch_size:,}: collect more (data.num_prompts=...) or give a smaller "
+                "batch_size"
             )
 
-    def _count_pool_rows(self, pool_bytes: int) -> int:
-        """Return the rows of a pool, whole batches; with the seed, they decide which rows meet."""
-        copies, spec = len(self._needs.signals) * (1 + len(self._needs.decays)), self._trace.spec
+    @property
+    def pool_rows(self) -> int:
+        """Rows of a pool, whole batches; with the seed, they decide which rows meet."""
+        copies, spec = len(self.needs.signals) * (1 + len(self.needs.decays)), self.trace.spec
         row_bytes = spec.num_layers * (2 * spec.hidden_size * copies + 8 * spec.top_k)
-        return max(1, pool_bytes // row_bytes // self._batch_size) * self._batch_size
+        return max(1, self.pool_bytes // row_bytes // self.batch_size) * self.batch_size
 
     def __len__(self) -> int:
-        sizes = np.diff([*range(0, len(self._rows), self._pool_rows), len(self._rows)])
-        rest = 0 if self._epoch is not None else self._batch_size - 1
-        return int(((sizes + rest) // self._batch_size).sum())
+        sizes = np.diff([*range(0, len(self._rows), self.pool_rows), len(self._rows)])
+        rest = 0 if self.epoch is not None else self.batch_size - 1
+        return int(((sizes + rest) // self.batch_size).sum())
 
     def __iter__(self) -> Iterator[Batch]:
-        number, devices = self._share
+        number, devices = self.share
         for pool, order in self._pools():
-            for first in range(0, len(order), self._batch_size):
-                take = order[first : first + self._batch_size]
-                if self._epoch is None or len(take) == self._batch_size:
+            for first in range(0, len(order), self.batch_size):
+                take = order[first : first + self.batch_size]
+                if self.epoch is None or len(take) == self.batch_size:
                     yield pool.batch(take[number::devices])
 
     def _pools(self) -> Iterator[tuple[Pool, Ints]]:
         """Yield each pool with the order in which its rows are taken."""
-        size = self._pool_rows
+        size = self.pool_rows
         pools: Iterable[Ints] = (
             (self._rows[first : first + size] for first in range(0, len(self._rows), size))
-            if self._epoch is None
-            else shuffle_rows(self._rows, pool_rows=size, seed=self._seed, epoch=self._epoch)
+            if self.epoch is None
+            else shuffle_rows(self._rows, pool_rows=size, seed=self.seed, epoch=self.epoch)
         )
         for rows in pools:
             # Ascending: the pages of a block are touched once; then back to the random order.
             order = np.argsort(rows)
-            yield read_pool(self._trace, rows[order], self._needs), np.argsort(order)
+            yield read_pool(self.trace, rows[order], self.needs), np.argsort(order)
 
 
 class EpochData(LightningDataModule):

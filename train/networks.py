@@ -157,7 +157,7 @@ class PlainStack(PredictorStack):
     def answers(self, batch: Batch) -> Iterator[ReferenceScores]:
         scores_NBE = self.stack(self._inputs(batch)).sigmoid().cpu().numpy()
         for edge, scores_BE in zip(self.edges, scores_NBE, strict=True):
-            yield ReferenceScores(edge.kind, edge.signal, edge.source, edge.target, scores_BE)
+            yield ReferenceScores(edge.kind, edge.signal, edge.source, {edge.target: scores_BE})
 
 
 def measure_features(values_BD: Tensor, mean_D: Tensor, deviation_D: Tensor) -> None:

@@ -5,6 +5,7 @@ S token ids seen, D hidden size.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
@@ -40,12 +41,12 @@ from train.accuracy import replay_forecasts
 from train.errors import TrainError
 
 
+@dataclass(frozen=True)
 class RouterWeights:
     """Router weights in float32, loaded from the model once, when they are first needed."""
 
-    def __init__(self, model: ModelConfig, spec: ModelSpec):
-        self.model = model
-        self.spec = spec
+    model: ModelConfig
+    spec: ModelSpec
 
     @cached_property
     def weights(self) -> tuple[Floats, Floats | None]:

@@ -88,15 +88,11 @@ def check_parity(
         first_request += num_tokens
         for predictor in exported.values():
             predictor.begin_step(np.zeros(num_tokens, np.int64), requests)
-        answered: dict[tuple[str, Signal, int], Forecasts] = {}
         for answer in family.answers(batch):
-            key = answer[:3]
-            if key not in answered:
-                answered[key] = answer_event(exported[answer.kind], answer, batch)
-            (forecast,) = (
-                forecast for forecast in answered[key] if forecast.layer == answer.target
-            )
-            found[answer.kind].add(answer.scores_BE, forecast.scores_TE, top_k)
+            forecasts = answer_event(exported[answer.kind], answer, batch)
+            scores_TE = {forecast.layer: forecast.scores_TE for forecast in forecasts}
+            for target, scores_BE in answer.scores_BE.items():
+                found[answer.kind].add(scores_BE, scores_TE[target], top_k)
     for kind, one in found.items():
         if one.same_top_k < LEAST_PARITY:
             raise ParityError(

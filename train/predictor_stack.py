@@ -7,6 +7,7 @@ Shape suffixes: L layers, F figures, B batch, E experts.
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from predictors.base import Floats, Predictor, Signal
 from predictors.spec import ModelSpec
-from train.data import Batch, InputSpec
+from train.data import Batch, InputSpec, TraceBatches
 from train.errors import TrainCheckpointError, TrainError
 
 
@@ -28,8 +29,8 @@ class ReferenceScores(NamedTuple):
     """The event at which the predictor answers."""
     source: int
     """The layer of that event."""
-    target: int
-    scores_BE: Floats
+    scores_BE: Mapping[int, Floats]
+    """By the layer that is forecast."""
     logits_BE: Floats | None = None
     """The layer's router's, for a predictor that answers when it has chosen."""
 
@@ -39,7 +40,9 @@ class PredictorStack(nn.Module):
 
     labels: list[str]
     """Labels of the figures: `mlp/layer_03`, `residual/horizon_2/layer_05`."""
-    needs: InputSpec
+    needs = InputSpec()
+    batches: type[TraceBatches] = TraceBatches
+    """They read the inputs, and what lies before and after them."""
     lr_share: float = 1.0
     """Its learning rate, as a share of the run's."""
 
@@ -78,24 +81,41 @@ MOST_LOSS = 2
 """Loss at an epoch's end, by the untrained networks' loss, above which a training has diverged."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FitSettings:
+    """All settings that the trained weights depend on, besides the trace."""
+
+    kinds: tuple[str, ...]
+    width: int
+    loss: str
+    max_epochs: int
+    batch_size: int
+    lr: float
+    weight_decay: float
+    seed: int
+    patience: int = 3
+    """Epochs without a better validation accuracy after which training stops."""
+    devices: int = 1
+
+
 class StackFit(LightningModule):
     """Trains families of networks on the same tokens, in one step each."""
 
     def __init__(
         self,
         families: Sequence[PredictorStack],
+        settings: FitSettings,
         *,
-        lr: float,
-        weight_decay: float,
         total_steps: int,
-        record: Mapping[str, Any],
+        trace_digest: str,
     ):
-        """`record`: what checkpoints are made from; one of another run is refused."""
+        """Checkpoints of other settings or of another trace are refused."""
         super().__init__()
-        self._record = json.loads(json.dumps({"format": CHECKPOINT_FORMAT, **record}))
+        record = {"format": CHECKPOINT_FORMAT, "trace": trace_digest, **asdict(settings)}
+        self._record = json.loads(json.dumps(record))
         self.families = nn.ModuleList(families)
         self.labels = [label for family in families for label in family.labels]
-        self._lr, self._weight_decay = lr, weight_decay
+        self._settings = settings
         self._total_steps = total_steps
         self._sums_3F = torch.zeros(3, len(self.labels))
         """Of the validation so far: hits, chosen experts, and losses of all tokens."""
@@ -154,7 +174,8 @@ class StackFit(LightningModule):
                 raise TrainError(
                     f"the training diverged in epoch {self.current_epoch + 1}: {name} is "
                     f"{loss:.4g}, and was {untrained[name]:.4g} before the first step. Lower the "
-                    f"learning rate (lr={self._lr / 10:g}) and start over with overwrite=true"
+                    f"learning rate (lr={self._settings.lr / 10:g}) and start over with "
+                    "overwrite=true"
                 )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -178,12 +199,12 @@ class StackFit(LightningModule):
             [
                 {
                     "params": list(family.parameters()),
-                    "lr": self._lr * family.lr_share,
+                    "lr": self._settings.lr * family.lr_share,
                     "name": "-".join(dict.fromkeys(map(kind_of, family.labels))),
                 }
                 for family in self.families
             ],
-            weight_decay=self._weight_decay,
+            weight_decay=self._settings.weight_decay,
             fused=True,
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
@@ -225,10 +246,6 @@ class StepFigures(Callback):
     The norm is over all networks together; tokens are those of all devices. Validation takes no
     part in the time.
     """
-
-    def __init__(self) -> None:
-        self._since = 0.0
-        self._tokens = 0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._since, self._tokens = time.perf_counter(), 0

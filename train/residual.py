@@ -84,15 +84,18 @@ class ResidualStack(PredictorStack):
         super().__init__()
         self.spec, self.sources = spec, list_sources(spec.num_layers)
         self.horizons, self.decays = horizons, decays
-        targets = [list(source.targets(spec.num_layers, horizons)) for source in self.sources]
-        self.num_targets = max(map(len, targets))
+        self.targets = [source.targets(spec.num_layers, horizons) for source in self.sources]
+        self.num_targets = max(map(len, self.targets))
         # Sources near the top have fewer targets: the rest of their stack repeats the last one.
-        padded = [layers + [layers[-1]] * (self.num_targets - len(layers)) for layers in targets]
-        self.targets_NH = torch.tensor(padded)
-        self._used = [(n, h) for n, layers in enumerate(targets) for h in range(len(layers))]
-        self._targets = [targets[n][h] for n, h in self._used]
+        padded = [
+            [*layers, *[layers[-1]] * (self.num_targets - len(layers))] for layers in self.targets
+        ]
+        targets_NH = torch.tensor(padded)
+        self._used = [(n, h) for n, layers in enumerate(self.targets) for h in range(len(layers))]
+        self._targets_X = [self.targets[n][h] for n, h in self._used]
         self.labels = [
-            f"{KIND}/{group(self.sources[n], h)}/layer_{targets[n][h]:02d}" for n, h in self._used
+            f"{KIND}/{group(self.sources[n], h)}/layer_{self.targets[n][h]:02d}"
+            for n, h in self._used
         ]
         self.needs = InputSpec(frozenset(source.signal for source in self.sources), decays)
         num, hidden, experts = len(self.sources), spec.hidden_size, spec.num_experts
@@ -114,9 +117,9 @@ class ResidualStack(PredictorStack):
         bias = torch.zeros(spec.num_layers, experts)
         if biases_LE is not None:
             bias = torch.from_numpy(biases_LE).float()
-        routers_NHED = teacher[self.targets_NH]
+        routers_NHED = teacher[targets_NH]
         self.router_NDO = nn.Parameter(routers_NHED.flatten(1, 2).transpose(1, 2).contiguous())
-        self.bias_out_NO = nn.Parameter(bias[self.targets_NH].flatten(1))
+        self.bias_out_NO = nn.Parameter(bias[targets_NH].flatten(1))
         self.register_buffer("teacher_LED", teacher)
         self.register_buffer("teacher_bias_LE", bias)
         self.register_buffer("token_mean_D", torch.zeros(hidden))
@@ -186,11 +189,11 @@ class ResidualStack(PredictorStack):
 
     def losses(self, batch: Batch) -> Tensor:
         logits_XBE = self._used_of(self(batch))
-        wanted_XBE = self._router_logits(batch).softmax(-1)[self._targets]
+        wanted_XBE = self._router_logits(batch).softmax(-1)[self._targets_X]
         return (logits_XBE.logsumexp(-1) - (wanted_XBE * logits_XBE).sum(-1)).mean(-1)
 
     def hits(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return top_k_hits(self._used_of(self(batch)), batch.chosen_LBK[self._targets])
+        return top_k_hits(self._used_of(self(batch)), batch.chosen_LBK[self._targets_X])
 
     @torch.no_grad()
     def calibrate(self, batches: Iterable[Batch]) -> None:
@@ -198,7 +201,7 @@ class ResidualStack(PredictorStack):
         logits, chosen = [], []
         for batch in islice(batches, CALIBRATION_BATCHES):
             logits.append(self._used_of(self(batch)))
-            chosen.append(batch.chosen_LBK[self._targets])
+            chosen.append(batch.chosen_LBK[self._targets_X])
         forecasts = zip(self._used, torch.cat(logits, 1), torch.cat(chosen, 1), strict=True)
         for (n, h), logits_BE, chosen_BK in forecasts:
             self.scale_NH[n, h], self.shift_NH[n, h] = platt(logits_BE, chosen_BK)
@@ -208,16 +211,12 @@ class ResidualStack(PredictorStack):
         z_NBHE = self(batch).log_softmax(-1)
         scores_NBHE = self.scale_NH[:, None, :, None] * z_NBHE + self.shift_NH[:, None, :, None]
         logits_LBE = self._router_logits(batch).cpu().numpy()
-        for n, h in self._used:
-            source = self.sources[n]
-            yield ReferenceScores(
-                KIND,
-                source.signal,
-                source.layer,
-                int(self.targets_NH[n, h]),
-                scores_NBHE[n, :, h].sigmoid().cpu().numpy(),
-                logits_LBE[source.layer],
-            )
+        sources = zip(self.sources, self.targets, scores_NBHE, strict=True)
+        for (signal, layer), targets, scores_BHE in sources:
+            by_target = {
+                target: scores_BHE[:, h].sigmoid().cpu().numpy() for h, target in enumerate(targets)
+            }
+            yield ReferenceScores(KIND, signal, layer, by_target, logits_LBE[layer])
 
     def _graph(self, number: int, token: Mapping[str, Tensor]) -> bytes:
         """One source's graph: normalisation folded in, unused targets cut off.
@@ -226,7 +225,7 @@ class ResidualStack(PredictorStack):
         `token_bias`.
         """
         source = self.sources[number]
-        num_targets = len(source.targets(self.spec.num_layers, self.horizons))
+        num_targets = len(self.targets[number])
         outputs = num_targets * self.spec.num_experts
         inverse_D1 = self.deviation_ND[number].double().reciprocal()[:, None]
         mean_D = self.mean_ND[number].double()

@@ -88,17 +88,18 @@ class ReuseBatches(TraceBatches):
     What does not fill a batch is dropped of each stretch. `epoch` None: in order, nothing dropped.
     """
 
-    def _count_pool_rows(self, pool_bytes: int) -> int:  # noqa: ARG002
+    @property
+    def pool_rows(self) -> int:
         return STRETCH_ROWS
 
     def _pools(self) -> Iterator[tuple[Pool, Ints]]:
-        random = np.random.default_rng([self._seed, self._epoch or 0])
+        random = np.random.default_rng([self.seed, self.epoch or 0])
         starts = np.arange(0, len(self._rows), STRETCH_ROWS)
-        for first in (starts if self._epoch is None else random.permutation(starts)).tolist():
+        for first in (starts if self.epoch is None else random.permutation(starts)).tolist():
             last = min(first + STRETCH_ROWS, len(self._rows))
             order = np.arange(last - first)
-            stretch = read_stretch(self._trace, self._rows, first, last)
-            yield stretch, order if self._epoch is None else random.permutation(order)
+            stretch = read_stretch(self.trace, self._rows, first, last)
+            yield stretch, order if self.epoch is None else random.permutation(order)
 
 
 KIND = "reuse"
@@ -120,6 +121,7 @@ class ReuseStack(PredictorStack):
     deviation_LD: Tensor
     mean_LX: Tensor
     deviation_LX: Tensor
+    batches = ReuseBatches
     lr_share = 0.25
     """On three layers and 4,000 held-out tokens at 25 % of the experts: a quarter of the run's rate
     closes 44.0 % of the gap to Belady, all of it 43.3 %; at 75 % of the experts 38.3 and 36.2 %."""

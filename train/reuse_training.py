@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,16 +15,16 @@ from collect.traces import Trace, TraceSignal
 from predictors.base import Predictor
 from train.checkpoint import require_training_space
 from train.config import TrainConfig
-from train.data import EpochData, require_requests
+from train.data import require_requests
 from train.eviction_eval import DEFINITION, PER_LAYER, compare_policies, decode_figures, gap_table
 from train.export import quantise
 from train.find_trace import find_trace
-from train.fit import CHECKPOINTS, FitSettings, Fitted, fit, make_settings
+from train.fit import CHECKPOINTS, FitSettings, Fitted, Training, make_settings
 from train.pipeline import open_published, read_finished
 from train.record_training import record_training
 from train.report.serving import draw_reuse_figure
-from train.reuse import KIND, WIDTH, ReuseBatches, ReuseStack
-from train.tracking.run import GROUP, TrackedRun, resolved_settings
+from train.reuse import KIND, WIDTH, ReuseStack
+from train.tracking.run import GROUP, TrackedRun
 from zoo.entry import write_entry
 from zoo.load import load_entry
 from zoo.manifest import name_entry
@@ -97,17 +96,9 @@ def fit_reuse(
     seed_everything(config.seed, verbose=False)
     stack = ReuseStack(trace.spec)
     require_training_space(config.folder, [stack])
-    fitted = fit(
-        trace,
-        [stack],
-        reuse_settings(config),
-        folder=config.folder / CHECKPOINTS / KIND,
-        loggers=loggers,
-        overwrite=config.overwrite,
-        data=EpochData(
-            partial(ReuseBatches, trace, batch_size=config.batch_size, seed=config.seed)
-        ),
-    )
+    folder = config.folder / CHECKPOINTS / KIND
+    training = Training(trace, [stack], reuse_settings(config), folder)
+    fitted = training.fit(loggers, overwrite=config.overwrite)
     predictor = stack.export(trace.spec)[KIND]
     return quantise(predictor) if config.predictor.int8 else predictor, fitted
 
@@ -120,7 +111,7 @@ def train_reuse(config: TrainConfig) -> dict[str, Any]:
     if (finished := read_finished(config, trace)) is not None:
         return finished
     with TrackedRun(config) as tracked:
-        tracked.start(resolved_settings(config, trace), trace)
+        tracked.start(trace)
         trained = train_and_publish(config, trace, tracked)
     return {
         "model": trace.spec.as_dict(),

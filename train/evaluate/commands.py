@@ -40,13 +40,23 @@ from train.resumable import FinishedPieces, run_jobs
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Replay every system in every condition and return what results.json holds.
 
-    An interrupted command resumes when it is given the same run_dir: a finished replay is a file
-    there, named by the digest of everything that decides its figures.
+    A trace that was named is opened, of whatever model; the model's own is recorded if it is
+    missing. An interrupted command resumes when it is given the same run_dir: a finished replay is
+    a file there, named by the digest of everything that decides its figures.
+
+    Raises:
+        TrainError: the named trace is not there or incomplete.
+        TraceError: it is damaged, or not finished.
+        PromptError, DiskFullError, CheckpointError: it cannot be recorded.
     """
     started = time.perf_counter()
     predictor, entries = separate_run(config.predictor, config.entries)
     config = replace(config, predictor=predictor, entries=entries)
-    trace = open_trace(config)
+    if config.trace is None:
+        trace = find_trace(config, ALL_SIGNALS)
+    else:
+        # Of any model.
+        trace = open_named_trace(config.trace, config.model)
     model = find_traced_model(trace, config.model)
     machines = list_machines(config.hardware, config.shape, model)
     check_budgets(config, trace, machines)
@@ -56,14 +66,13 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     for name, reason in missing.items():
         sys.stderr.write(f"left out: {name}: {reason}\n")
     cases = list(list_cases(config, variants, machines))
-    rows = replay_all(cases, config, trace, sources.found)
+    rows = replay_all(cases, config, sources)
     results = make_results(
         config,
-        trace=trace,
+        sources,
         machines=machines,
         variants=variants,
         missing=missing,
-        predictors=sources.found,
         rows=rows,
         seconds=time.perf_counter() - started,
     )
@@ -76,22 +85,19 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def replay_all(
-    cases: Sequence[ReplayCase],
-    config: EvaluateConfig,
-    trace: Trace,
-    predictors: Mapping[str, FoundPredictor],
+    cases: Sequence[ReplayCase], config: EvaluateConfig, sources: PredictorSources
 ) -> list[Row]:
     """Return the figures of each case, from the run folder or replayed now.
 
     Equal digests mean equal figures: they are of the case, the steps, the forecasts and the code.
     """
-    folder = config.folder / "replays"
+    folder, trace, predictors = config.folder / "replays", sources.trace, sources.found
     finished = FinishedPieces(folder)
-    digest_of = {key: predictor.digest for key, predictor in predictors.items()}
+    digest_of: dict[str | None, str] = {None: ""}
+    digest_of |= {key: predictor.digest for key, predictor in predictors.items()}
     others = (trace.digest, str(config.replay_tokens), code_digest())
     digests = [
-        case.digest(*others, *(digest_of.get(key or "", "") for key in case.variant.forecasts))
-        for case in cases
+        case.digest(*others, *(digest_of[key] for key in case.variant.forecasts)) for case in cases
     ]
     missing = {
         digest: case
@@ -105,7 +111,6 @@ def replay_all(
     jobs = [
         ReplayJob(
             trace=trace.path,
-            spec=trace.spec,
             new_tokens=config.replay_tokens,
             predictors={
                 key: predictors[key]
@@ -135,19 +140,6 @@ def group_cases(
             key = (*key, variant.label, case.hardware.name)
         groups.setdefault(key, []).append((digest, case))
     return [*groups.values()]
-
-
-def open_trace(config: EvaluateConfig) -> Trace:
-    """Open the named trace, of any model, or the model's own, recorded if it is missing.
-
-    Raises:
-        TrainError: the named trace is not there or incomplete.
-        TraceError: it is damaged, or not finished.
-        PromptError, DiskFullError, CheckpointError: it cannot be recorded.
-    """
-    if config.trace is not None:
-        return open_named_trace(config.trace, config.model)
-    return find_trace(config, ALL_SIGNALS)
 
 
 def find_traced_model(trace: Trace, model: ModelConfig) -> ModelConfig | None:

@@ -50,7 +50,6 @@ class ReplayJob:
     """Cases with the same steps and forecasts, which are made once for all of them."""
 
     trace: Path
-    spec: ModelSpec
     new_tokens: int
     predictors: Mapping[str, FoundPredictor] = field(repr=False)
     """By key."""
@@ -70,21 +69,22 @@ class ReplayJob:
         """Replay each case and call `on_finished` with its digest and figures."""
         # The command has verified the trace; hashing it again in each worker would take longer.
         trace = Trace.open(self.trace, verify=False)
+        spec = trace.spec
         shared = self.cases[0][1]
         batch = shared.condition.batch
         steps = held_out_steps(trace, batch=batch, new_tokens=self.new_tokens)
-        routed = [routing_only(step, self.spec.num_layers) for step in steps]
-        recorded = record_all(shared.variant, steps, self.predictors, self.spec)
+        routed = [routing_only(step, spec.num_layers) for step in steps]
+        recorded = record_all(shared.variant, steps, self.predictors, spec)
         bounds: dict[tuple[str, str], TimeBound] = {}
         for digest, case in self.cases:
-            stats = replay_case(case, routed, recorded, self.spec)
+            stats = replay_case(case, routed, recorded, spec)
             place = case.hardware.name, case.condition.budget
             if place not in bounds:
-                slots = budget_slots(case.condition.budget, self.spec, case.hardware)
+                slots = budget_slots(case.condition.budget, spec, case.hardware)
                 bounds[place] = bound_time(
-                    routed, spec=self.spec, hardware=case.hardware, num_slots=slots
+                    routed, spec=spec, hardware=case.hardware, num_slots=slots
                 )
-            on_finished(digest, measure_replay(stats, case, routed, self.spec, bounds[place]))
+            on_finished(digest, measure_replay(stats, case, routed, spec, bounds[place]))
 
 
 def record_all(
@@ -157,7 +157,7 @@ def measure_replay(
         "budget": condition.budget,
         "batch": condition.batch,
         "predictor": variant.predictor,
-        "ttft_mean_ms": mean(ttft_ms),
+        "ttft_mean_ms": sum(ttft_ms) / len(ttft_ms) if ttft_ms else None,
         "ttft_interval_ms": bootstrap_ratio(ttft_ms, [1] * len(ttft_ms)),
         "ttft_ms": percentile_ms(stats.ttft_seconds, 50),
         "ttft_p95_ms": percentile_ms(stats.ttft_seconds, 95),
@@ -188,10 +188,6 @@ def measure_replay(
         "run_ms": run_ms,
         "run_steps": run_steps,
     }
-
-
-def mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def milliseconds(seconds: float | None) -> float | None:

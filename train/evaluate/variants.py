@@ -213,18 +213,6 @@ def list_variants(
     return table, missing | sources.without
 
 
-def known_variants() -> list[Variant]:
-    """Return the oracle with more and more of the coming routing known."""
-    oracle = load_system("oracle")
-    return [
-        Variant(
-            label="all" if known is None else str(known),
-            system=replace(oracle, eviction_options={"known_steps": known}),
-        )
-        for known in KNOWN_STEPS
-    ]
-
-
 def make_variant(system: SystemConfig, sources: PredictorSources, chosen: str | None) -> Variant:
     """Return a system with its predictors; `chosen` replaces the system's predictor if given."""
     predictor, reuse_predictor = sources.of_system(system, chosen)
@@ -254,9 +242,12 @@ def list_cases(
             for budget in config.budget:
                 for variant in variants:
                     yield ReplayCase(variant, Condition(budget, batch), machine, TABLE)
+    oracle = load_system("oracle")
     for machine in machines if config.figures else ():
         for budget in config.budget:
-            for variant in known_variants():
+            for known in KNOWN_STEPS:
+                system = replace(oracle, eviction_options={"known_steps": known})
+                variant = Variant(label="all" if known is None else str(known), system=system)
                 yield ReplayCase(variant, Condition(budget, config.batches[0]), machine, KNOWN)
 
 

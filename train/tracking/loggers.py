@@ -200,7 +200,7 @@ def is_mode_known(known: "Settings") -> bool:
 
     if "mode" in known.model_fields_set:
         return True
-    found = wbauth.authenticate_session(
+    login = wbauth.authenticate_session(
         host=known.base_url, source="moecast", prompt=False, update_session=False
     )
-    return found is not None
+    return login is not None

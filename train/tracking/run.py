@@ -75,7 +75,7 @@ class TrackedRun:
             return list(self._loggers.values())
         return [open_logger(kind, self._run_dir, prefix) for kind in self._loggers]
 
-    def start(self, settings: Mapping[str, Any], trace: Trace) -> None:
+    def start(self, trace: Trace, machines: Iterable[Hardware] = ()) -> None:
         """Open the run everywhere; log its resolved settings and the trace that it learns from."""
         # Lightning runs the command once for each device: the first process logs.
         if rank_zero_only.rank != 0:
@@ -86,10 +86,11 @@ class TrackedRun:
         for kind in LoggerKind:
             if kind in self._config.logger:
                 self._loggers[kind] = open_logger(kind, self._run_dir)
+        settings = resolved_settings(self._config, trace, machines)
         for logger in self._loggers.values():
             # MLflow's parameters cannot be changed: those of a continued run stay.
             if not isinstance(logger, MLFlowLogger) or not has_params(logger):
-                logger.log_hyperparams(dict(settings))
+                logger.log_hyperparams(settings)
             if isinstance(logger, WandbLogger):
                 name = f"{self._config.model.name}-{trace.manifest.plan.dataset}-trace"
                 log_trace(logger, trace, name=shorten_name(name))
@@ -201,7 +202,7 @@ def log_report(logger: WandbLogger, page: HtmlReport, path: Path) -> None:
 
 
 def resolved_settings(
-    config: TrainConfig, trace: Trace, machines: Iterable[Hardware] = ()
+    config: TrainConfig, trace: Trace, machines: Iterable[Hardware]
 ) -> dict[str, Any]:
     """Return the whole configuration, and the trace, model and machines that it resolved to.
 

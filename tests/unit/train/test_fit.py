@@ -39,7 +39,7 @@ def run(trace: Trace, run_dir: Path, **changes) -> fit.Fitted:
     torch.manual_seed(chosen.seed)
     networks = network_specs(trace.spec, chosen.kinds)
     family = PlainStack(trace.spec, networks, width=chosen.width, loss=chosen.loss)
-    return fit.fit(trace, [family], chosen, folder=run_dir / fit.CHECKPOINTS, loggers=[logger])
+    return fit.Training(trace, [family], chosen, run_dir / fit.CHECKPOINTS).fit([logger])
 
 
 def mean_accuracy(predictor: Predictor, trace: Trace, layers: range) -> float:

@@ -96,7 +96,11 @@ def test_residual__exported_answers_as_torch_over_whole_requests(trace: Trace) -
     predictor = predictor_of(family).for_all_tokens()
     needs = InputSpec(family.needs.signals, family.needs.decays)
     (batch,) = TraceBatches(trace, TraceSubset.HELD_OUT, batch_size=10_000, needs=needs)
-    expected = {(str(a.signal), a.source, a.target): a.scores_BE for a in family.answers(batch)}
+    expected = {
+        (str(answer.signal), answer.source, target): scores
+        for answer in family.answers(batch)
+        for target, scores in answer.scores_BE.items()
+    }
     for place in (slice(0, 6), slice(6, 7), slice(7, 8), slice(8, 9), slice(9, 10)):
         rows = np.arange(2 * 10).reshape(2, 10)[:, place].ravel()
         hidden = {str(key): value.numpy()[:, rows] for key, value in batch.states.items()}
