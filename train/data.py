@@ -260,17 +260,6 @@ WARM_UP = 24
 """Rows read before the first of a run: at a decay of .8 what came before them weighs .005."""
 
 
-def request_runs(
-    rows_N: NDArray[np.int64], requests: NDArray[np.int32]
-) -> Iterator[tuple[int, int]]:
-    """Places `(first, last)` in `rows_N`, whose rows follow each other within one request."""
-    if not len(rows_N):
-        return
-    same = (np.diff(rows_N) == 1) & (np.diff(requests[rows_N]) == 0)
-    ends = [*(np.flatnonzero(~same) + 1).tolist(), len(rows_N)]
-    yield from zip([0, *ends[:-1]], ends, strict=True)
-
-
 def read_contexts(
     columns: Sequence[Column],
     rows_N: NDArray[np.int64],
@@ -286,15 +275,17 @@ def read_contexts(
     width = columns[0].shape[1]
     contexts = np.zeros((len(decays), len(columns), len(rows_N), width), np.float16)
     weight_GN = np.zeros((len(decays), len(rows_N)), np.float32)
-    for first, last in request_runs(rows_N, requests):
-        row = int(rows_N[first])
+    # Places of rows that follow each other within one request.
+    breaks = np.flatnonzero((np.diff(rows_N) != 1) | (np.diff(requests[rows_N]) != 0)) + 1
+    for run in np.split(np.arange(len(rows_N)), breaks):
+        row, last = rows_N[run[[0, -1]]].tolist()
         start = max(row - WARM_UP, int(np.searchsorted(requests, requests[row])))
-        past = np.stack([column[start : int(rows_N[last - 1])] for column in columns], axis=1)
+        past = np.stack([column[start:last] for column in columns], axis=1)
         # The row at `start` has no past that is looked at; row t has the mean over those before.
         for g, decay in enumerate(decays):
             mean_TLD, weight_T = decaying_means(past.astype(np.float32), decay)
-            contexts[g, :, first:last] = mean_TLD[row - start :].swapaxes(0, 1)
-            weight_GN[g, first:last] = weight_T[row - start :]
+            contexts[g][:, run] = mean_TLD[row - start :].swapaxes(0, 1)
+            weight_GN[g, run] = weight_T[row - start :]
     return contexts, weight_GN
 
 

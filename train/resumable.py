@@ -5,6 +5,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,15 +34,15 @@ class ResumableJob(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class FinishedPieces:
     """Figures of a folder's finished pieces, a JSON file for each digest."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    folder: Path
 
     def path(self, digest: str) -> Path:
         """Return the file of a piece, which exists once it is finished."""
-        return self._folder / f"{digest}.json"
+        return self.folder / f"{digest}.json"
 
     def read(self, digest: str) -> dict[str, Any]:
         figures: dict[str, Any] = json.loads(self.path(digest).read_bytes())
@@ -76,12 +77,8 @@ def run_jobs(
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     # Ctrl-C, which reaches every process of the terminal, is left to this one.
-    with ProcessPoolExecutor(
-        max_workers=min(workers, len(jobs)),
-        mp_context=context,
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    ) as pool:
+    ignoring = signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(min(workers, len(jobs)), context, *ignoring) as pool:
         running = {pool.submit(_run_in_worker, job, folder): job for job in ordered}
         try:
             for ended in as_completed(running):

@@ -25,7 +25,6 @@ from train.evaluate.report import write_report
 from train.evaluate.results import make_results
 from train.evaluate.table import show
 from train.evaluate.variants import (
-    FoundPredictor,
     PredictorSources,
     ReplayCase,
     figure_condition,
@@ -91,11 +90,11 @@ def replay_all(
 
     Equal digests mean equal figures: they are of the case, the steps, the forecasts and the code.
     """
-    folder, trace, predictors = config.folder / "replays", sources.trace, sources.found
+    folder = config.folder / "replays"
     finished = FinishedPieces(folder)
     digest_of: dict[str | None, str] = {None: ""}
-    digest_of |= {key: predictor.digest for key, predictor in predictors.items()}
-    others = (trace.digest, str(config.replay_tokens), code_digest())
+    digest_of |= {key: predictor.digest for key, predictor in sources.found.items()}
+    others = (sources.trace.digest, str(config.replay_tokens), code_digest())
     digests = [
         case.digest(*others, *(digest_of[key] for key in case.variant.forecasts)) for case in cases
     ]
@@ -108,38 +107,34 @@ def replay_all(
     total = len(set(digests))
     if len(missing) < total:
         console.print(f"{total - len(missing)} of {total} replays are finished", highlight=False)
-    jobs = [
-        ReplayJob(
-            trace=trace.path,
-            new_tokens=config.replay_tokens,
-            predictors={
-                key: predictors[key]
-                for key in group[0][1].variant.forecasts
-                if key is not None and key in predictors
-            },
-            cases=group,
-        )
-        for group in group_cases(missing, predictors)
-    ]
+    jobs = make_jobs(missing, config, sources)
     workers = config.workers or os.cpu_count() or 1
     with progress(console, "replaying", total=len(missing)) as advance:
         run_jobs(jobs, folder=folder, workers=workers, advance=advance)
     return [finished.read(digest) for digest in digests]
 
 
-def group_cases(
-    cases: Mapping[str, ReplayCase], predictors: Mapping[str, FoundPredictor]
-) -> list[list[tuple[str, ReplayCase]]]:
-    """Return the cases that share steps and forecasts, each with its digest."""
-    groups: dict[tuple[Any, ...], list[tuple[str, ReplayCase]]] = {}
+def make_jobs(
+    cases: Mapping[str, ReplayCase], config: EvaluateConfig, sources: PredictorSources
+) -> list[ReplayJob]:
+    """Return the replays of cases, given by digest: those that share steps and forecasts as one."""
+    found = sources.found
+    jobs: dict[tuple[Any, ...], ReplayJob] = {}
     for digest, case in cases.items():
         variant = case.variant
         key: tuple[Any, ...] = (case.condition.batch, *variant.forecasts)
-        if variant.predictor not in predictors:
+        if variant.predictor not in found:
             # No forecasts to record once for all of them: smaller jobs share the work better.
             key = (*key, variant.label, case.hardware.name)
-        groups.setdefault(key, []).append((digest, case))
-    return [*groups.values()]
+        if key not in jobs:
+            jobs[key] = ReplayJob(
+                trace=sources.trace.path,
+                new_tokens=config.replay_tokens,
+                predictors={name: found[name] for name in variant.forecasts if name is not None},
+                cases=[],
+            )
+        jobs[key].cases.append((digest, case))
+    return [*jobs.values()]
 
 
 def find_traced_model(trace: Trace, model: ModelConfig) -> ModelConfig | None:

@@ -53,7 +53,7 @@ class ReplayJob:
     new_tokens: int
     predictors: Mapping[str, FoundPredictor] = field(repr=False)
     """By key."""
-    cases: Sequence[tuple[str, ReplayCase]] = field(repr=False)
+    cases: list[tuple[str, ReplayCase]] = field(repr=False)
     """With the digest of each; at least one."""
 
     @property

@@ -1,8 +1,6 @@
 """report.html: the tables and figures of a comparison, as the papers draw them."""
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from operator import itemgetter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +8,7 @@ from predictors.table import Table, TableColumn, format_or_dash, percent
 from runtime.tools.comparison import Condition
 from runtime.tools.report.figures import (
     SPREADS_NOTE,
+    Draw,
     Record,
     Series,
     collect,
@@ -122,31 +121,15 @@ def add_all_figures(report: HtmlReport, rows: Sequence[Row]) -> None:
         )
 
 
-def add_panels(
-    report: HtmlReport,
-    heading: str,
-    columns: Iterable[TableColumn],
-    rows: Sequence[Record],
-    series: Callable[[list[Record]], Series],
-    *,
-    name: str,
-    note: str,
-    height: float,
-    **options: Any,
-) -> None:
-    """Draw a panel for each machine, with the series of its records; `options` of `draw_panels`."""
-    report.add(
-        heading,
-        Table(columns=[*columns], rows=rows),
-        lambda figure, records: draw_panels(
-            figure,
-            {machine: series(own) for machine, own in split(records, "hardware").items()},
-            labels=True,
-            **options,
-        ),
-        name=name,
-        note=note,
-        inches=(wide(len(split(rows, "hardware"))), height),
+def make_columns(*keys: str) -> list[TableColumn]:
+    """Return columns headed by their keys."""
+    return [TableColumn(key) for key in keys]
+
+
+def draw_machines(series: Callable[[list[Record]], Series], **options: Any) -> Draw:
+    """Return a function that draws a panel for each machine, with the series of its records."""
+    return lambda figure, records: draw_panels(
+        figure, {name: series(own) for name, own in split(records, "hardware").items()}, **options
     )
 
 
@@ -161,27 +144,33 @@ def add_budgets(report: HtmlReport, results: Row, batch: int) -> None:
     """Draw TPOT and TTFT against the budget (ProMoE, figure 10)."""
     rows = [row for row in results["rows"] if row["batch"] == batch]
     for latency, described in (("tpot", "of a generated token"), ("ttft", "of a prefill")):
-        mean, ends, bound = f"{latency}_mean_ms", f"{latency}_interval_ms", f"bound_{latency}_ms"
-        columns = [
-            *map(TableColumn, ("hardware", "budget", "system", mean)),
-            TableColumn("from_ms", (ends, 0)),
-            TableColumn("to_ms", (ends, 1)),
-            TableColumn(bound),
-        ]
-        add_panels(
-            report,
+        report.add(
             f"{latency.upper()} against the memory budget",
-            columns,
-            rows,
-            partial(with_bound, x="budget", y=mean, bound=itemgetter(bound)),
-            xlabel="memory for experts, share of all",
-            ylabel=f"{latency.upper()}, ms (log scale)",
-            log=True,
+            *latency_figure(rows, latency),
             name=f"{latency}-against-budget",
             note=f"Mean time {described}, batch {batch}; as in ProMoE, figure 10. Lower is better; "
             "the shaded area below the bound is out of reach.",
-            height=4.8,
+            inches=(wide(len(split(rows, "hardware"))), 4.8),
         )
+
+
+def latency_figure(rows: Sequence[Row], latency: str) -> tuple[Table, Draw]:
+    """Return the values of a latency (`tpot` or `ttft`) at each budget, and how to draw them."""
+    mean, interval, bound = f"{latency}_mean_ms", f"{latency}_interval_ms", f"bound_{latency}_ms"
+    columns = [
+        *make_columns("hardware", "budget", "system", mean),
+        TableColumn("from_ms", lambda row: (row[interval] or (None, None))[0]),
+        TableColumn("to_ms", lambda row: (row[interval] or (None, None))[1]),
+        TableColumn(bound),
+    ]
+    draw = draw_machines(
+        lambda own: with_bound(own, "budget", mean, lambda record: record[bound]),
+        xlabel="memory for experts, share of all",
+        ylabel=f"{latency.upper()}, ms (log scale)",
+        labels=True,
+        log=True,
+    )
+    return Table(columns=columns, rows=rows), draw
 
 
 def add_known(report: HtmlReport, results: Row) -> None:
@@ -190,20 +179,21 @@ def add_known(report: HtmlReport, results: Row) -> None:
     batch = rows[0]["batch"]
     own = [row for row in results["rows"] if row["system"] == ours and row["batch"] == batch]
     keys = ("hardware", "budget", "system", "of_bound", "tpot_mean_ms", "bound_tpot_ms")
-    add_panels(
-        report,
+    report.add(
         "Share of the bound against the tokens whose routing is known",
-        map(TableColumn, keys),
-        [*own, *rows],
-        partial(collect, x="system", y="of_bound", by="budget"),
-        xlabel="tokens whose routing is known",
-        ylabel="share of the bound",
-        colors=list(HUES.values()),
-        ylim=(None, 1.02),
+        Table(columns=make_columns(*keys), rows=[*own, *rows]),
+        draw=draw_machines(
+            lambda records: collect(records, "system", "of_bound", by="budget"),
+            xlabel="tokens whose routing is known",
+            ylabel="share of the bound",
+            labels=True,
+            colors=list(HUES.values()),
+            ylim=(None, 1.02),
+        ),
         name="share-of-the-bound-against-known-tokens",
         note=f"Batch {batch}, a line for each budget. {ours}: forecasts only. 1: the token that is "
         "computed; all: the whole trace, which shows how tight the bound is.",
-        height=4.2,
+        inches=(wide(len(split(rows, "hardware"))), 4.2),
     )
 
 
@@ -221,19 +211,20 @@ def add_batches(report: HtmlReport, results: Row, budget: str) -> None:
         return 1e3 * of_step / float(record["bound_tpot_ms"])
 
     keys = ("hardware", "batch", "system", "tokens_per_second", "tpot_mean_ms", "bound_tpot_ms")
-    add_panels(
-        report,
+    report.add(
         "Throughput against the batch size",
-        map(TableColumn, keys),
-        rows,
-        partial(with_bound, x="batch", y="tokens_per_second", bound=bound),
-        xlabel="requests that decode together",
-        ylabel="tokens/s (log scale)",
-        log=True,
-        upwards=True,
+        Table(columns=make_columns(*keys), rows=rows),
+        draw=draw_machines(
+            lambda own: with_bound(own, "batch", "tokens_per_second", bound),
+            xlabel="requests that decode together",
+            ylabel="tokens/s (log scale)",
+            labels=True,
+            log=True,
+            upwards=True,
+        ),
         name="throughput-against-batch-size",
         note=f"Budget {budget}. Higher is better; the shaded area above the bound is out of reach.",
-        height=5.0,
+        inches=(wide(len(split(rows, "hardware"))), 5.0),
     )
 
 
