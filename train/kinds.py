@@ -60,8 +60,7 @@ def leave_out_kinds(config: PredictorConfig, kinds: Iterable[str], trace: Trace)
     """
     spec = trace.spec
     reach = {kind: cls.horizon for kind, cls in FEED_FORWARD.items()}
-    distance = config.options.get("distance", DISTANCE) if config.kind != ALL else DISTANCE
-    reach[ExpertMapPredictor.kind] = int(distance)
+    reach[ExpertMapPredictor.kind] = int(config.options.get("distance", DISTANCE))
     reasons = {}
     for kind in kinds:
         if not set(collect_signals([kind])) <= {TraceSignal.WEIGHTS, *trace.signals}:

@@ -13,7 +13,7 @@ from collect.traces import Trace
 from predictors.base import Floats, Forecasts, Predictor, Signal
 from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
-from predictors.table import Table, TableColumn, decimals, format_or_dash
+from predictors.table import Table, decimals, format_or_dash
 from runtime.tools.report.provenance import RUN_FILE
 from train.config import TrainConfig
 from train.data import Batch, TraceBatches, TraceSubset
@@ -70,11 +70,7 @@ class Parity:
 
 
 def check_parity(
-    family: PredictorStack,
-    exported: Mapping[str, Predictor],
-    batches: Iterable[Batch],
-    *,
-    top_k: int,
+    family: PredictorStack, exported: Mapping[str, Predictor], batches: Iterable[Batch]
 ) -> dict[str, Parity]:
     """Compare the scores of torch and the export, each token as the first of a separate request.
 
@@ -89,14 +85,15 @@ def check_parity(
         for predictor in exported.values():
             predictor.begin_step(np.zeros(num_tokens, np.int64), requests)
         for answer in family.answers(batch):
-            forecasts = answer_event(exported[answer.kind], answer, batch)
+            predictor = exported[answer.kind]
+            forecasts = answer_event(predictor, answer, batch)
             scores_TE = {forecast.layer: forecast.scores_TE for forecast in forecasts}
             for target, scores_BE in answer.scores_BE.items():
-                found[answer.kind].add(scores_BE, scores_TE[target], top_k)
+                found[answer.kind].add(scores_BE, scores_TE[target], predictor.spec.top_k)
     for kind, one in found.items():
         if one.same_top_k < LEAST_PARITY:
             raise ParityError(
-                f"the exported {kind} networks choose torch's top {top_k} on "
+                f"the exported {kind} networks choose torch's top {exported[kind].spec.top_k} on "
                 f"{one.same_top_k:.4%} of {one.tokens:,} tokens; at least {LEAST_PARITY:.1%} must"
             )
     return found
@@ -152,7 +149,7 @@ def export_predictors(
             batch_size=PARITY_TOKENS,
             needs=replace(family.needs, decays=()),
         )
-        for kind, parity in check_parity(family, own, batches, top_k=trace.spec.top_k).items():
+        for kind, parity in check_parity(family, own, batches).items():
             agreement[kind] = parity.as_dict()
             # Anew: the compared predictors have state from the comparison.
             made[kind] = quantise(own[kind]) if int8 else own[kind].renewed()
@@ -161,16 +158,11 @@ def export_predictors(
 
 def describe_kinds(table: Mapping[str, Any]) -> str:
     """Return the card's table of the accuracy on other kinds of prompts; empty without any."""
-    kinds = table.get("other_kinds")
-    if not kinds:
+    keys = ("mean_accuracy", "worst_layer_accuracy", "tokens")
+    rows = [(kind, *(own[key] for key in keys)) for kind, own in table["other_kinds"].items()]
+    if not rows:
         return ""
-    columns = (
-        TableColumn("prompts", 0),
-        TableColumn("accuracy", (1, "mean_accuracy")),
-        TableColumn("worst layer", (1, "worst_layer_accuracy")),
-        TableColumn("tokens", (1, "tokens")),
-    )
-    lines = Table(columns=columns, rows=list(kinds.items())).markdown()
+    lines = Table.of(["prompts", "accuracy", "worst layer", "tokens"], rows).markdown()
     return "\n".join(["## Accuracy by kind of prompts", "", *lines])
 
 

@@ -79,11 +79,10 @@ class ResidualStack(PredictorStack):
         horizons: int,
         width: int = WIDTH,
         rank: int = RANK,
-        decays: tuple[float, ...] = DECAYS,
     ):
         super().__init__()
         self.spec, self.sources = spec, list_sources(spec.num_layers)
-        self.horizons, self.decays = horizons, decays
+        self.horizons = horizons
         self.targets = [source.targets(spec.num_layers, horizons) for source in self.sources]
         self.num_targets = max(map(len, self.targets))
         # Sources near the top have fewer targets: the rest of their stack repeats the last one.
@@ -97,7 +96,7 @@ class ResidualStack(PredictorStack):
             f"{KIND}/{group(self.sources[n], h)}/layer_{self.targets[n][h]:02d}"
             for n, h in self._used
         ]
-        self.needs = InputSpec(frozenset(source.signal for source in self.sources), decays)
+        self.needs = InputSpec(frozenset(source.signal for source in self.sources), DECAYS)
         num, hidden, experts = len(self.sources), spec.hidden_size, spec.num_experts
         outputs = self.num_targets * experts
         self.weight_in_NDF = nn.Parameter(uniform(num, hidden, width, inputs=hidden))
@@ -106,7 +105,7 @@ class ResidualStack(PredictorStack):
         low_rank = max(1, min(LOW_RANK, MOST_BY_EXPERT // (experts * outputs)))
         self.low_NDS = nn.Parameter(torch.randn(num, hidden, low_rank) / math.sqrt(hidden))
         self.by_expert_NESO = nn.Parameter(torch.zeros(num, experts, low_rank, outputs))
-        groups = len(decays)
+        groups = len(DECAYS)
         self.to_state_NGDR = nn.Parameter(
             torch.randn(num, groups, hidden, rank) / math.sqrt(hidden)
         )
@@ -229,7 +228,7 @@ class ResidualStack(PredictorStack):
         outputs = num_targets * self.spec.num_experts
         inverse_D1 = self.deviation_ND[number].double().reciprocal()[:, None]
         mean_D = self.mean_ND[number].double()
-        share_G11 = 1 - torch.tensor(self.decays, dtype=torch.double)[:, None, None]
+        share_G11 = 1 - torch.tensor(DECAYS, dtype=torch.double)[:, None, None]
         state_GDR = inverse_D1 * self.to_state_NGDR[number].double() * share_G11
         state_DR = state_GDR.transpose(0, 1).flatten(1)
         in_DF = inverse_D1 * self.weight_in_NDF[number].double()
@@ -266,7 +265,7 @@ class ResidualStack(PredictorStack):
         out_DQ = (self.token_DQ / self.token_deviation_D[:, None]).double()
         token = {"token": out_DQ, "token_bias": -self.token_mean_D.double() @ out_DQ}
         graphs = {source: self._graph(n, token) for n, source in enumerate(self.sources)}
-        return {KIND: ResidualPredictor(spec, graphs, horizons=self.horizons, decays=self.decays)}
+        return {KIND: ResidualPredictor(spec, graphs, horizons=self.horizons, decays=DECAYS)}
 
 
 def group(source: ForecastSource, place: int) -> str:

@@ -183,9 +183,9 @@ class ReuseStack(PredictorStack):
                 "from_pool": from_features_YO[:POOLED],
                 "from_means": from_features_YO[POOLED:],
                 "bias": torch.cat([self.bias_in_LF[layer], self.bias_out_LE[layer]]),
+                "out": self.weight_out_LFE[layer],
                 "means_centre": self.mean_LX[layer],
                 "means_factor": 1 / self.deviation_LX[layer],
-                "out": self.weight_out_LFE[layer],
             }
             graphs[layer] = reuse_graph(
                 {key: value.float().cpu().numpy() for key, value in weights.items()},

@@ -125,13 +125,13 @@ def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
 
 
 BATCHES = (1, 8, 64)
-WARM_STEPS = 3
-"""Sessions and caches are warm from then on."""
+TIMED_STEPS, WARM_STEPS = 40, 3
+"""Steps of a measurement; sessions and caches are warm after the first of them."""
 
 
-def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterator[TraceStep]:
-    """Yield steps in which `batch` requests decode one token each, as a server runs them."""
-    rows = trace.rows(split)
+def decode_steps(trace: Trace, batch: int) -> Iterator[TraceStep]:
+    """Yield `TIMED_STEPS` steps in which `batch` requests decode, as a server runs them."""
+    rows = trace.rows("held_out")
     rows = rows[trace.phases[rows] == Phase.DECODE]
     starts = np.flatnonzero(np.diff(trace.requests[rows], prepend=-1))
     lengths = np.diff(starts, append=len(rows))
@@ -139,21 +139,19 @@ def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterat
         return
     # Round and round where there are fewer requests or tokens than that.
     which_B = np.arange(batch) % len(starts)
-    for step in range(num_steps):
+    for step in range(TIMED_STEPS):
         turn = step + np.arange(batch) // len(starts)
         yield TraceStep(trace, rows[starts[which_B] + turn % lengths[which_B]])
 
 
-def measure_latency(predictor: Predictor, trace: Trace, *, num_steps: int = 40) -> dict[str, Any]:
+def measure_latency(predictor: Predictor, trace: Trace) -> dict[str, Any]:
     """Measures the time of a predictor's events for each batch size, in microseconds.
 
     Returns median and 99th percentile of one layer's events, and of a step's beginning and end;
     null if the trace has no generated tokens.
     """
     return {
-        str(batch): _time_steps(
-            predictor.renewed(), list(decode_steps(trace, batch, num_steps, "held_out"))
-        )
+        str(batch): _time_steps(predictor.renewed(), [*decode_steps(trace, batch)])
         for batch in BATCHES
     }
 

@@ -26,8 +26,8 @@ from train.evaluate.variants import FoundPredictor, ReplayCase
 from train.replay import budget_slots, is_decode
 from train.resumable import OnFinished
 
-CDF_POINTS = 101
-"""Percentiles of the decode times that are kept of each replay, 0 to 100."""
+PERCENTS = range(101)
+"""Percentiles of the decode times that are kept of each replay."""
 
 CODE = (
     "predictors",
@@ -184,7 +184,10 @@ def measure_replay(
         "new_tokens": tokens,
         "decode_steps": len(stats.tpot_seconds),
         "prefills": len(stats.ttft_seconds),
-        "tpot_percentiles_ms": percentiles_ms(stats.tpot_seconds),
+        # The distribution for its plot, rounded because every replay keeps it.
+        "tpot_percentiles_ms": [
+            round(1e3 * float(value), 4) for value in np.percentile(stats.tpot_seconds, PERCENTS)
+        ],
         "run_ms": run_ms,
         "run_steps": run_steps,
     }
@@ -196,12 +199,6 @@ def milliseconds(seconds: float | None) -> float | None:
 
 def percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
     return 1e3 * float(np.percentile(seconds, percent)) if seconds else None
-
-
-def percentiles_ms(seconds: Sequence[float]) -> list[float]:
-    """Return the distribution for its plot, rounded because every replay keeps it."""
-    shares = np.linspace(0, 100, CDF_POINTS)
-    return [round(1e3 * float(value), 4) for value in np.percentile(seconds, shares)]
 
 
 def code_digest(places: Sequence[str] = CODE) -> str:

@@ -89,7 +89,8 @@ class TrackedRun:
         settings = resolved_settings(self._config, trace, machines)
         for logger in self._loggers.values():
             # MLflow's parameters cannot be changed: those of a continued run stay.
-            if not isinstance(logger, MLFlowLogger) or not has_params(logger):
+            is_mlflow = isinstance(logger, MLFlowLogger)
+            if not is_mlflow or not logger.experiment.get_run(logger.run_id).data.params:
                 logger.log_hyperparams(settings)
             if isinstance(logger, WandbLogger):
                 name = f"{self._config.model.name}-{trace.manifest.plan.dataset}-trace"
@@ -119,10 +120,6 @@ class TrackedRun:
                 log_report(logger, page, path)
             elif isinstance(logger, MLFlowLogger):
                 log_folder(logger, path.parent, path.parent.name)
-
-
-def has_params(logger: MLFlowLogger) -> bool:
-    return bool(logger.experiment.get_run(logger.run_id).data.params)
 
 
 def log_folder(logger: MLFlowLogger, folder: Path, name: str) -> None:
