@@ -86,13 +86,11 @@ class Fitted:
         }
 
 
-def make_settings(
-    config: TrainConfig, kinds: tuple[str, ...], *, width: int | None = None
-) -> FitSettings:
-    """Return a run's settings for these kinds; `width` overrides the run's."""
+def make_settings(config: TrainConfig, kinds: tuple[str, ...]) -> FitSettings:
+    """Return a run's settings for these kinds."""
     return FitSettings(
         kinds=kinds,
-        width=config.predictor.width if width is None else width,
+        width=config.predictor.width,
         loss=config.loss.value,
         max_epochs=config.max_epochs,
         batch_size=config.batch_size,

@@ -80,7 +80,7 @@ def reuse_settings(config: TrainConfig) -> FitSettings:
     With launcher=ray it is trained on one device: Lightning would run the whole command once more
     for each other device, and each of these commands would train everything with Ray again.
     """
-    settings = make_settings(config, (KIND,), width=WIDTH)
+    settings = replace(make_settings(config, (KIND,)), width=WIDTH)
     return replace(settings, devices=1) if config.launcher.kind is LauncherKind.RAY else settings
 
 

@@ -55,6 +55,13 @@ class EvalContext:
         """Return the steps of the replay."""
         return first_tokens(self.trace.steps("held_out"), self.config.replay_tokens)
 
+    def replay(self, predictor: Predictor, hardware: Hardware) -> dict[str, Any]:
+        """Replay them with a predictor's forecasts; return what `measure_fetching` does."""
+        system, budget = self.config.system, self.config.budget
+        return measure_fetching(
+            self.steps(), predictor, system=system, hardware=hardware, budget=budget
+        )
+
 
 def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any]:
     """Return all figures of a predictor, as results.json holds them.
@@ -64,8 +71,7 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
     """
     table = accuracy_table(score_layers(predictor.for_all_tokens(), context.trace))
     machines = {
-        machine.name: replay_context(predictor.renewed(), context, machine)
-        for machine in context.hardware
+        machine.name: context.replay(predictor.renewed(), machine) for machine in context.hardware
     }
     first = machines[context.hardware[0].name]
     return {
@@ -95,19 +101,10 @@ def score_horizons(predictor: Predictor, context: EvalContext) -> dict[str, Any]
     for name, row in scores.items():
         if name != ENTRY:
             alone = recorded.at_distance(name).predictor(context.trace.spec)
-            fetched = replay_context(alone, context, context.hardware[0])
+            fetched = context.replay(alone, context.hardware[0])
             for key in ("mean_replay_accuracy", "mean_fetch_rate", "mean_good_pred"):
                 row[key] = fetched[key]
     return scores
-
-
-def replay_context(
-    predictor: Predictor, context: EvalContext, hardware: Hardware
-) -> dict[str, Any]:
-    system, budget = context.config.system, context.config.budget
-    return measure_fetching(
-        context.steps(), predictor, system=system, hardware=hardware, budget=budget
-    )
 
 
 def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:

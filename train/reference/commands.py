@@ -41,8 +41,7 @@ def run(config: ReferenceConfig) -> dict[str, Any]:
         np.fromfile(folder / "train.bin", dtype=np.uint16),
         np.fromfile(folder / "held_out.bin", dtype=np.uint16),
     )
-    fitted = config.fit
-    report["trained_tokens"] = fitted.steps * fitted.batch_size * fitted.context
+    report["trained_tokens"] = config.fit.steps * config.fit.batch_size * config.fit.context
     output = config.output or folder / "qwen2-moe-tiny"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     publish(model, tokenizer, output, audit=report)

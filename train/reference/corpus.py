@@ -99,7 +99,6 @@ def _docstrings() -> Iterator[str]:
 
 def documents(root: Path) -> dict[str, list[str]]:
     """Every source's documents, in a fixed order."""
-    target = lambda row: row["target"] if isinstance(row["target"], str) else row["target"][0]  # noqa: E731
     return {
         "textbooks": list(_books(root / "text/openstax")),
         "novels": list(_books(root / "text/novels")),
@@ -107,9 +106,9 @@ def documents(root: Path) -> dict[str, list[str]]:
             root / "instruct/t0_templates_sample.jsonl", "prompt", "completion"
         ),
         "instructions": [
-            chat(row["prompt"], target(row))
+            chat(row["prompt"], target if isinstance(target, str) else target[0])
             for row in _jsonl(root / "instruct/natural_instructions_bb.jsonl")
-            if row["target"]
+            if (target := row["target"])
         ],
         "roleplay": list(_roleplay(root / "instruct/gpteacher")),
         "arithmetic": _exchanges(root / "prompts/gsm8k_train.jsonl", "question", "answer"),

@@ -26,13 +26,13 @@ SHOWN = (
     "tpot_ms",
 )
 MACHINE_COLUMNS = {
-    "mean_tpot_ms": "TPOT ms",
-    "mean_fetch_rate": "FetchRate",
-    "mean_good_pred": "GoodPred",
-    "mean_good_pred_covered": "covered",
-    "mean_promoe_good_pred": "ProMoE's",
+    "mean_tpot_ms": ("TPOT ms", 2),
+    "mean_fetch_rate": ("FetchRate", 3),
+    "mean_good_pred": ("GoodPred", 2),
+    "mean_good_pred_covered": ("covered", 30),
+    "mean_promoe_good_pred": ("ProMoE's", 30),
 }
-"""Figures of a simulated machine: their headings by their key in results.json."""
+"""Figures of a simulated machine: heading and rank by their key in results.json."""
 MEANING = (
     "Accuracy: mean over the layers that a predictor covers, and its worst layer. In GoodPred, "
     "layers without forecasts count 0; covered: the mean over the others; ProMoE's: as that paper "
@@ -70,11 +70,10 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
                 heading if len(machines) == 1 else f"{heading} {place}",
                 ("hardware", machine, key),
                 decimals_3,
-                rank={"TPOT ms": 2, "GoodPred": 2, "FetchRate": 3}.get(heading, 30)
-                + 10 * (place - 1),
+                rank=rank + 10 * (place - 1),
             )
             for place, machine in enumerate(machines, start=1)
-            for key, heading in MACHINE_COLUMNS.items()
+            for key, (heading, rank) in MACHINE_COLUMNS.items()
         ),
         TableColumn("us", ("latency_us", "1", "layer_p50"), decimals, rank=4),
         TableColumn("bytes", "bytes", size, rank=20),
