@@ -47,7 +47,7 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def unpack(tensors: dict[str, torch.Tensor], node: dict[str, Any]) -> Any:
-    """What a JSON object of the tree stands for, whose branches are unpacked."""
+    """The value that a JSON object of the tree stands for, its branches unpacked before."""
     if TENSOR in node:
         return tensors[node[TENSOR]]
     if PAIRS in node:
