@@ -42,7 +42,7 @@ class PredictorStack(nn.Module):
     """Labels of the figures: `mlp/layer_03`, `residual/horizon_2/layer_05`."""
     needs = InputSpec()
     batches: type[TraceBatches] = TraceBatches
-    """They read the inputs, and what lies before and after them."""
+    """Batches that they are trained and validated on."""
     lr_share: float = 1.0
     """Its learning rate, as a share of the run's."""
 
