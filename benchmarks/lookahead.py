@@ -8,25 +8,21 @@ to know; learned predictors are compared with them.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from benchmarks.config import LookaheadConfig
 from benchmarks.reports import print_line, write_report
 from collect.traces import Trace
 from predictors.base import Predictor
-from predictors.spec import ModelSpec
 from runtime.policy.counters import sum_counters
-from runtime.sim.replay import replay
+from runtime.presets import load_system
 from train.eviction_eval import (
-    ANY,
+    SYSTEM,
     RoutedStream,
-    eviction_system,
     gap_closed,
     record_stream,
-    replay_policy,
     token_by_token,
 )
-from train.replay import budget_slots, first_tokens
+from train.replay import first_tokens
 from zoo.load import load_predictor
 
 BUDGETS = ("10%", "25%", "50%", "75%")
@@ -53,7 +49,6 @@ def measure(
     prompts: str,
     name: str,
     stream: RoutedStream,
-    spec: ModelSpec,
     predictors: Sequence[tuple[str, RoutedStream]],
 ) -> list[LookaheadRow]:
     """Returns the rows of every policy on one stream.
@@ -61,22 +56,20 @@ def measure(
     Args:
         predictors: Label and recorded answers of each learned predictor.
     """
-    system = replace(eviction_system(), per_layer=False)
+    system = replace(load_system(SYSTEM), per_layer=False)
     rows = []
     for budget in BUDGETS:
-        slots = budget_slots(budget, spec, ANY)
-        simulate = partial(replay_policy, spec=spec, system=system, hardware=ANY, slots=slots)
-        found = {policy: simulate(policy, stream) for policy in COUNTING}
+        found = {
+            policy: stream.replay(replace(system, eviction=policy), budget) for policy in COUNTING
+        }
         for label, recorded in predictors:
             (kind,) = recorded.forecasts
-            found[label] = simulate(kind, recorded)
+            found[label] = recorded.replay(replace(system, eviction=kind), budget)
+        belady = replace(system, eviction="belady")
         for known in KNOWN:
-            options = {"known_steps": known + 1}
-            informed = replace(system, eviction="belady", eviction_options=options)
-            found[f"next {known} known"] = replay(
-                stream.steps, None, spec=spec, system=informed, hardware=ANY, budget_slots=slots
-            )
-        found["belady"] = simulate("belady", stream)
+            informed = replace(belady, eviction_options={"known_steps": known + 1})
+            found[f"next {known} known"] = stream.replay(informed, budget)
+        found["belady"] = stream.replay(belady, budget)
         rates = {
             policy: sum_counters(stats.decode).hit_rate or 0.0 for policy, stats in found.items()
         }
@@ -113,7 +106,7 @@ def run_lookahead(config: LookaheadConfig) -> None:
                 (label, record_stream(steps, [predictor], trace.spec))
                 for label, predictor in predictors.items()
             ]
-            block = measure(prompts, name, stream, trace.spec, recorded)
+            block = measure(prompts, name, stream, recorded)
             for policy in dict.fromkeys(row.policy for row in block):
                 rates = [f"{row.hit_rate:.3f}" for row in block if row.policy == policy]
                 print_line(f"{prompts:14} {name:12} {policy:20} {'  '.join(rates)}")

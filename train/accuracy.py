@@ -3,6 +3,7 @@
 Shape suffixes: T tokens, D hidden, E experts, K top_k, L layers.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,18 +61,19 @@ class PendingScores:
         if self._num_tokens >= BLOCK_TOKENS:
             self.settle()
 
-    def settle(self) -> None:
-        if not self._rows:
-            return
-        scores, chosen, phases, weights = zip(*self._rows, strict=True)
-        self.score.add(
-            np.concatenate(scores),
-            np.concatenate(chosen),
-            phases_T=np.concatenate(phases),
-            weights_TK=None if weights[0] is None else np.concatenate(weights),
-        )
-        self._rows.clear()
-        self._num_tokens = 0
+    def settle(self) -> LayerScore:
+        """Return the score with all that was added."""
+        if self._rows:
+            scores, chosen, phases, weights = zip(*self._rows, strict=True)
+            self.score.add(
+                np.concatenate(scores),
+                np.concatenate(chosen),
+                phases_T=np.concatenate(phases),
+                weights_TK=None if weights[0] is None else np.concatenate(weights),
+            )
+            self._rows.clear()
+            self._num_tokens = 0
+        return self.score
 
 
 class RequestAccuracy:
@@ -131,24 +133,31 @@ def score_layers(
             pending[layer].add(forecast.scores_TE, step.experts(layer), step.phases_T, weights_TK)
             if by_request is not None:
                 by_request.add(forecast, step.experts(layer), step.requests_T)
-    for scores in pending:
-        scores.settle()
-    return [scores.score for scores in pending]
+    return [waiting.settle() for waiting in pending]
+
+
+def layer_figures(scores: list[LayerScore]) -> dict[str, Any]:
+    """Return the accuracy per layer, its mean and least, the error; None: not forecast."""
+    accuracy = [score.overall.value for score in scores]
+    return {
+        "accuracy": accuracy,
+        "mean_accuracy": sum_means([score.overall for score in scores]).value,
+        "worst_layer_accuracy": min((one for one in accuracy if one is not None), default=None),
+        "calibration_error": [score.calibration.error for score in scores],
+    }
 
 
 def accuracy_table(scores: list[LayerScore]) -> dict[str, Any]:
-    """Return figures per layer and their mean over forecast layers; None: not forecast."""
+    """Return all figures per layer and over forecast layers; None: not forecast."""
     extras = scores[0].extras
     return {
-        "accuracy": [score.overall.value for score in scores],
+        **layer_figures(scores),
         "accuracy_prefill": [score.accuracy[Phase.PREFILL].value for score in scores],
         "accuracy_decode": [score.accuracy[Phase.DECODE].value for score in scores],
         "gate_mass_recall": [score.gate_mass.value for score in scores],
         **{f"recall_plus_{m}": [score.recall[m].value for score in scores] for m in extras},
-        "calibration_error": [score.calibration.error for score in scores],
         "calibration": sum((score.calibration for score in scores), CalibrationBins()).as_dict(),
         "tokens": int(max(score.overall.count / score.top_k for score in scores)),
-        "mean_accuracy": sum_means([score.overall for score in scores]).value,
     }
 
 
@@ -159,31 +168,15 @@ def measure_horizons(predictor: Predictor, trace: Trace) -> dict[str, Any]:
     forecasts count, also those that a later one replaces.
     """
     spec = predictor.spec
-    pending: dict[str, dict[int, PendingScores]] = {}
+    pending: defaultdict[str, list[PendingScores]] = defaultdict(
+        lambda: [PendingScores(LayerScore(spec.top_k, extras=())) for _ in range(spec.num_layers)]
+    )
     for step in scored_steps(predictor, trace, "held_out"):
-        for name, one in [
-            (name_distance(event.signal, event.layer, forecast.layer), forecast)
-            for event in replay_step(predictor, step, num_layers=spec.num_layers)
-            for forecast in event.forecasts
-        ]:
-            layers = pending.setdefault(name, {})
-            waiting = layers.setdefault(one.layer, PendingScores(LayerScore(spec.top_k, extras=())))
-            waiting.add(one.scores_TE, step.experts(one.layer), step.phases_T, None)
-    for layers in pending.values():
-        for waiting in layers.values():
-            waiting.settle()
-    return {name: horizon_table(pending[name], spec.num_layers) for name in sorted(pending)}
-
-
-def horizon_table(pending: dict[int, PendingScores], num_layers: int) -> dict[str, Any]:
-    scores = {layer: layer_scores.score.overall for layer, layer_scores in pending.items()}
-    values = [scores[layer].value if layer in scores else None for layer in range(num_layers)]
+        for event in replay_step(predictor, step, num_layers=spec.num_layers):
+            for one in event.forecasts:
+                waiting = pending[name_distance(event.signal, event.layer, one.layer)][one.layer]
+                waiting.add(one.scores_TE, step.experts(one.layer), step.phases_T, None)
     return {
-        "accuracy": values,
-        "mean_accuracy": sum_means(list(scores.values())).value,
-        "worst_layer_accuracy": min(value for value in values if value is not None),
-        "calibration_error": [
-            pending[layer].score.calibration.error if layer in pending else None
-            for layer in range(num_layers)
-        ],
+        name: layer_figures([waiting.settle() for waiting in layers])
+        for name, layers in sorted(pending.items())
     }

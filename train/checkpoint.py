@@ -10,6 +10,7 @@ the checkpoint, and in its metadata the tree that they hang in, as JSON.
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,13 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return tree
 
 
-def unpack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(tree, list):
-        return [unpack(branch, tensors) for branch in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if TENSOR in tree:
-        return tensors[tree[TENSOR]]
-    if PAIRS in tree:
-        return {unpack(key, tensors): unpack(value, tensors) for key, value in tree[PAIRS]}
-    if TUPLE in tree:
-        return tuple(unpack(branch, tensors) for branch in tree[TUPLE])
-    return {key: unpack(value, tensors) for key, value in tree.items()}
+def unpack(tensors: dict[str, torch.Tensor], node: dict[str, Any]) -> Any:
+    """The value that a JSON object of the tree stands for, its branches unpacked before."""
+    if TENSOR in node:
+        return tensors[node[TENSOR]]
+    if PAIRS in node:
+        return dict(node[PAIRS])
+    return tuple(node[TUPLE]) if TUPLE in node else node
 
 
 def to_bytes(checkpoint: dict[str, Any]) -> bytes:
@@ -75,8 +71,8 @@ def from_bytes(data: bytes, *, what: str) -> dict[str, Any]:
     ):
         raise TrainCheckpointError(f"{what} is torn or was altered; start over with overwrite=true")
     length = int.from_bytes(body[:8], "little")
-    tree = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["tree"])
-    return unpack(tree, load(body))
+    tree = json.loads(body[8 : 8 + length])["__metadata__"]["tree"]
+    return json.loads(tree, object_hook=partial(unpack, load(body)))
 
 
 class SafeCheckpointIO(CheckpointIO):

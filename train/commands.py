@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger
 from collect.config import LauncherKind
 from collect.traces import Trace
 from predictors.base import Predictor
+from predictors.config import ALL
 from predictors.files import write_json
 from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
@@ -25,13 +26,13 @@ from train.config import TrainConfig
 from train.data import require_requests
 from train.errors import TrainError
 from train.find_trace import find_trace
-from train.fit import FitSettings, fit, make_settings
+from train.fit import CHECKPOINTS, Training, make_settings
 from train.kinds import (
+    BASELINES,
     WITH_REUSE,
     collect_signals,
     leave_out_kinds,
     list_compared_kinds,
-    list_required_kinds,
     options_by_kind,
 )
 from train.nonlearned import RouterWeights, count_baselines
@@ -49,8 +50,8 @@ from train.report.build import FOLDER, draw_report, show
 from train.reuse import KIND as REUSE
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.reuse_training import train_and_publish
-from train.scoring import EvalContext, score_predictor, score_shifted
-from train.tracking.run import TrackedRun, resolved_settings, summary_figures
+from train.scoring import EvalContext, score_predictor
+from train.tracking.run import TrackedRun, summary_figures
 from zoo.load import load_entry
 from zoo.manifest import Scalar
 
@@ -83,20 +84,23 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     predictors are trained together with a learned one, on the same batches. An interrupted command
     resumes from the last complete epoch and the recorded parts of the trace.
     """
-    assert config.run_dir is not None
     kinds = list_compared_kinds(config.predictor.kind)
     options = options_by_kind(config.predictor)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     timer = StageTimer()
     signals = collect_signals(kinds)
-    find = partial(find_trace, launcher=config.launcher, logs=config.run_dir / "workers")
+    find = partial(find_trace, launcher=config.launcher, logs=config.folder / "workers")
     source = config.trace or config.data.name
     with timer.stage("trace", f"trace of {config.model.name}: {source}"):
-        needed = collect_signals(list_required_kinds(config.predictor.kind))
+        selected = config.predictor.kind
+        # A trace that was named may lack what baselines need.
+        needed = collect_signals(
+            kind for kind in kinds if selected in (ALL, kind) or kind not in BASELINES
+        )
         trace = find(config, signals, needed=needed)
     if (finished := read_finished(config, trace)) is not None:
-        if config.figures and not (config.run_dir / FOLDER).is_dir():
+        if config.figures and not (config.folder / FOLDER).is_dir():
             draw_report(finished, trace, config)
         return finished
     left_out = leave_out_kinds(config.predictor, kinds, trace)
@@ -106,27 +110,22 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     signals = collect_signals(kinds)
     shifted = None
     if config.score_shifted:
-        message = f"trace of {config.model.name} on {config.shifted.name}"
-        with timer.stage("shifted trace", message):
+        with timer.stage("shifted trace", f"trace of {config.model.name} on {config.shifted.name}"):
             other = replace(config, data=config.shifted, trace=config.shifted_trace)
             shifted = find(other, signals, key="shifted_trace")
     others = {
         kind: find(replace(config, trace=where), signals, needed=needed, key=f"other_kinds.{kind}")
         for kind, where in config.other_kinds.items()
     }
-    machines = [config.hardware, config.other_hardware]
+    configs = [config.hardware, config.other_hardware]
+    machines = describe_machines(configs, config.shape, config.model)
     context = EvalContext(
-        trace=trace,
-        shifted=shifted,
-        system=config.system,
-        hardware=tuple(describe_machines(machines, config.shape, config.model)),
-        budget=config.budget,
-        replay_tokens=config.replay_tokens,
+        trace=trace, shifted=shifted, others=others, hardware=machines, config=config
     )
     # Before the training, so that a budget that cannot work is refused at once.
-    for hardware in context.hardware:
+    for hardware in machines:
         budget_slots(config.budget, trace.spec, hardware)
-    tracked.start(resolved_settings(config, trace, context.hardware), trace)
+    tracked.start(trace, machines)
     published = open_published(config, trace)
     scores_reuse = config.zoo is None or published.pop(REUSE, None) is not None
     if config.zoo is not None and not published:
@@ -137,9 +136,8 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     training, records = None, {name: entry.training() for name, entry in published.items()}
     if config.zoo is None:
         routers = RouterWeights(config.model, trace.spec)
-        settings = make_settings(config, tuple(kind for kind in LEARNED if kind in kinds))
         learned, parities, training = train_networks(
-            config, trace, routers, settings, tracked.loggers(), timer
+            config, trace, routers, kinds, tracked.loggers(), timer
         )
         with timer.stage("baselines", "counting the baselines"):
             baselines = count_baselines(trace, routers, kinds, options=options, seed=config.seed)
@@ -153,24 +151,11 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     for name, predictor in predictors.items():
         with timer.stage(f"score {name}", f"scoring {name} on held-out requests"):
             results[name] = score_predictor(predictor, context)
-            results[name]["other_kinds"] = {
-                kind: score_shifted(predictor, other) for kind, other in others.items()
-            }
-    entries = write_entries(
-        config.run_dir / "entries",
-        predictors,
-        results,
-        parities,
-        trace,
-        model_name=config.model.name,
-        setting=context.setting,
-        training=records,
-        draws_figures=config.figures,
-    )
+    entries = write_entries(config, context, predictors, results, parities, records)
     show(results, setting=context.setting)
     tracked.log_summary(summary_figures(results))
     tracked.log_entries(entries)
-    sys.stderr.write(f"zoo entries: {config.run_dir / 'entries'} ({', '.join(entries)})\n")
+    sys.stderr.write(f"zoo entries: {config.folder / 'entries'} ({', '.join(entries)})\n")
     reuse = None
     if (
         scores_reuse
@@ -180,7 +165,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         with timer.stage("reuse", "reuse, for eviction"):
             reuse = train_and_publish(config, trace, tracked)
     record = {
-        "origin": describe_origin(config.run_dir),
+        "origin": describe_origin(config.folder),
         "model": trace.spec.as_dict(),
         "predictor": config.predictor.kind,
         "trace": {
@@ -202,13 +187,13 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         "seconds": timer.seconds,
     }
     # Before the report, so that a failed drawing loses no results.
-    write_json(config.run_dir / "results.json", record)
+    write_json(config.folder / "results.json", record)
     if config.figures:
         with timer.stage("report", "results.json is written; drawing the report"):
             tracked.log_report(*draw_report(record, trace, config))
     model, kind = describe_choice(config.model), config.predictor.kind
-    own = config.run_dir if kind in WITH_REUSE else config.run_dir / "entries" / kind
-    push = shlex.join(["moecast", "zoo", "push", str(config.run_dir)])
+    own = config.folder if kind in WITH_REUSE else config.folder / "entries" / kind
+    push = shlex.join(["moecast", "zoo", "push", str(config.folder)])
     sys.stderr.write(
         f"next: `{push}` adds the entries to your zoo, from which every command with this model "
         f"takes them; `moecast chat {model} {shlex.quote(f'predictor={own}')}` uses them without\n"
@@ -220,42 +205,35 @@ def train_networks(
     config: TrainConfig,
     trace: Trace,
     routers: RouterWeights,
-    settings: FitSettings,
+    kinds: Sequence[str],
     loggers: Sequence[Logger],
     timer: StageTimer,
 ) -> tuple[dict[str, Predictor], dict[str, dict[str, Scalar]], dict[str, Any] | None]:
     """Return the learned predictors, their agreement with torch and the record of the training.
 
-    They are empty, and the record is None, where no learned kind is configured.
+    They are empty, and the record is None, where no learned kind is among `kinds`.
     """
-    assert config.run_dir is not None
+    settings = make_settings(config, tuple(kind for kind in LEARNED if kind in kinds))
     if not settings.kinds:
         return {}, {}, None
     require_requests(trace)
     families = make_stacks(trace, routers, settings)
-    require_training_space(config.run_dir, families)
+    require_training_space(config.folder, families)
+    training = Training(trace, families, settings, config.folder / CHECKPOINTS)
     networks = sum(len(family.labels) for family in families)
     message = f"training {networks} networks on {len(trace.rows('train')):,} tokens"
     with timer.stage("training", message):
         if config.launcher.kind is LauncherKind.RAY and config.devices > 1:
-            fitted = fit_ray_ddp(trace, families, settings, config, loggers=loggers)
+            fitted = fit_ray_ddp(training, config, loggers)
         else:
-            fitted = fit(
-                trace,
-                families,
-                settings,
-                run_dir=config.run_dir,
-                loggers=loggers,
-                overwrite=config.overwrite,
-            )
+            fitted = training.fit(loggers, overwrite=config.overwrite)
     with timer.stage("export", "exporting to ONNX and comparing with torch"):
-        learned, agreement = export_predictors(fitted.families, trace, int8=config.predictor.int8)
-    parities = {kind: parity.as_dict() for kind, parity in agreement.items()}
+        learned, parities = export_predictors(fitted.families, trace, int8=config.predictor.int8)
     return learned, parities, fitted.record(settings)
 
 
 def order_predictors(predictors: dict[str, Predictor], first: str) -> dict[str, Predictor]:
     """Return `first`, then the others in the registry's order, variants after their kind."""
-    rank = {kind: place for place, kind in enumerate(KINDS)}
-    names = sorted(predictors, key=lambda name: (rank[predictors[name].kind], name))
-    return {name: predictors[name] for name in sorted(names, key=lambda name: name != first)}
+    rank = list(KINDS).index
+    names = sorted(predictors, key=lambda name: (name != first, rank(predictors[name].kind), name))
+    return {name: predictors[name] for name in names}

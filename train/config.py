@@ -39,6 +39,12 @@ class TracedConfig(RunConfig):
     """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
     missing."""
 
+    @property
+    def folder(self) -> Path:
+        """The run folder of a command that always has one."""
+        assert self.run_dir is not None
+        return self.run_dir
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringConfig(TracedConfig):

@@ -4,8 +4,8 @@ Shape suffixes: L layers, B batch, N rows read, D hidden size, K top_k, G decays
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -87,9 +87,9 @@ class Batch:
 
     chosen_LBK: Tensor
     """Experts that each layer's router chose, int64."""
-    states: Mapping[TraceSignal, Tensor]
-    """`[L, B, D]` of each requested signal, float32."""
-    contexts: Mapping[TraceSignal, Tensor] = field(default_factory=dict)
+    states: Mapping[str, Tensor]
+    """`[L, B, D]` of each requested signal, float32; `reuse` adds means and values of its own."""
+    contexts: Mapping[str, Tensor] = field(default_factory=dict)
     """`[G, L, B, D]`: decaying means of the request's earlier states, if requested."""
     weight_GB: Tensor | None = None
     """Sum of the weights in `read_contexts`: 0 for a request's first token, soon 1."""
@@ -103,19 +103,19 @@ class Batch:
 class InputSpec:
     """Inputs that networks read from a trace, in addition to the chosen experts."""
 
-    signals: frozenset[TraceSignal] = frozenset({TraceSignal.GATE_INPUT})
+    signals: frozenset[str] = frozenset({TraceSignal.GATE_INPUT})
     decays: tuple[float, ...] = ()
     """Decays of the contexts; empty: no contexts."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows in memory, in half precision as they are stored."""
+    """Rows in memory, states in half precision as they are stored."""
 
     chosen_LNK: Ints
-    states: Mapping[TraceSignal, NDArray[np.float16]]
-    contexts: Mapping[TraceSignal, NDArray[np.float16]]
-    weight_GN: Floats | None
+    states: Mapping[str, NDArray]
+    contexts: Mapping[str, NDArray] = field(default_factory=dict)
+    weight_GN: Floats | None = None
 
     def batch(self, take: NDArray[np.int64]) -> Batch:
         def tensor(array: NDArray) -> Tensor:
@@ -131,17 +131,24 @@ class Pool:
 
 def read_pool(trace: Trace, rows_N: NDArray[np.int64], needs: InputSpec) -> Pool:
     """Read the signals and contexts of these ascending rows into memory."""
-    layers = range(trace.spec.num_layers)
-    chosen = [trace.column(TraceSignal.EXPERTS, layer)[rows_N] for layer in layers]
-    states, past, weight_GN = {}, {}, None
+    chosen_LNK = read_layers(trace, TraceSignal.EXPERTS, rows_N).astype(np.int64)
+    states: dict[str, NDArray] = {}
+    past: dict[str, NDArray] = {}
+    weight_GN = None
     for signal in sorted(needs.signals):
-        columns = [trace.column(signal, layer) for layer in layers]
-        states[signal] = np.stack([column[rows_N] for column in columns])
+        states[signal] = read_layers(trace, signal, rows_N)
         if needs.decays:
+            columns = [trace.column(signal, layer) for layer in range(trace.spec.num_layers)]
             past[signal], weight_GN = read_contexts(
                 columns, rows_N, requests=trace.requests, decays=needs.decays
             )
-    return Pool(np.stack(chosen).astype(np.int64), states, past, weight_GN)
+    return Pool(chosen_LNK, states, past, weight_GN)
+
+
+def read_layers(trace: Trace, signal: str, rows_N: NDArray[np.int64]) -> NDArray:
+    """Read these rows of a signal at every layer, `[L, N, ...]`."""
+    layers = range(trace.spec.num_layers)
+    return np.stack([trace.column(signal, layer)[rows_N] for layer in layers])
 
 
 def shuffle_rows(
@@ -158,69 +165,64 @@ def shuffle_rows(
         yield random.permutation(mixed[first : first + pool_rows])
 
 
+@dataclass(eq=False)
 class TraceBatches(IterableDataset):
     """Batches of a trace; in training the last, smaller one is dropped, so that steps are alike."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        part: TraceSubset,
-        *,
-        batch_size: int,
-        needs: InputSpec | None = None,
-        seed: int = 0,
-        epoch: int | None = None,
-        pool_bytes: int = POOL_BYTES,
-        share: tuple[int, int] = (0, 1),
-    ):
-        """`epoch` None: in the trace's order, nothing dropped (evaluation).
+    trace: Trace
+    part: TraceSubset
+    _: KW_ONLY
+    batch_size: int
+    needs: InputSpec = InputSpec()
+    seed: int = 0
+    epoch: int | None = None
+    """None: in the trace's order, nothing dropped (evaluation)."""
+    pool_bytes: int = POOL_BYTES
+    share: tuple[int, int] = (0, 1)
+    """The number of this device and how many there are; each takes every so manyth of a batch's
+    tokens."""
 
-        `share`: the number of this device and how many there are; each takes every so manyth of a
-        batch's tokens.
-        """
-        self._trace = trace
-        self._rows = subset_rows(trace, part)
-        self._batch_size = batch_size
-        self._needs = needs or InputSpec()
-        self._seed = seed
-        self._epoch = epoch
-        self._share = share
-        copies, spec = len(self._needs.signals) * (1 + len(self._needs.decays)), trace.spec
-        row_bytes = spec.num_layers * (2 * spec.hidden_size * copies + 8 * spec.top_k)
-        # With the seed, it decides which rows meet in a batch.
-        self._pool_rows = max(1, pool_bytes // row_bytes // batch_size) * batch_size
-        if epoch is not None and not len(self):
+    def __post_init__(self) -> None:
+        self._rows = subset_rows(self.trace, self.part)
+        if self.epoch is not None and not len(self):
             raise TrainError(
-                f"the trace has {len(self._rows):,} tokens to train on, a batch {batch_size:,}: "
-                "collect more (data.num_prompts=...) or give a smaller batch_size"
+                f"the trace has {len(self._rows):,} tokens to train on, a batch "
+                f"{self.batch_size:,}: collect more (data.num_prompts=...) or give a smaller "
+                "batch_size"
             )
+
+    @property
+    def pool_rows(self) -> int:
+        """Rows of a pool, whole batches; with the seed, they decide which rows meet."""
+        copies, spec = len(self.needs.signals) * (1 + len(self.needs.decays)), self.trace.spec
+        row_bytes = spec.num_layers * (2 * spec.hidden_size * copies + 8 * spec.top_k)
+        return max(1, self.pool_bytes // row_bytes // self.batch_size) * self.batch_size
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self._rows), self._batch_size)
-        return full + (rest > 0 and self._epoch is None)
+        sizes = np.diff([*range(0, len(self._rows), self.pool_rows), len(self._rows)])
+        rest = 0 if self.epoch is not None else self.batch_size - 1
+        return int(((sizes + rest) // self.batch_size).sum())
 
     def __iter__(self) -> Iterator[Batch]:
-        number, devices = self._share
-        for rows in self._pools():
+        number, devices = self.share
+        for pool, order in self._pools():
+            for first in range(0, len(order), self.batch_size):
+                take = order[first : first + self.batch_size]
+                if self.epoch is None or len(take) == self.batch_size:
+                    yield pool.batch(take[number::devices])
+
+    def _pools(self) -> Iterator[tuple[Pool, Ints]]:
+        """Yield each pool with the order in which its rows are taken."""
+        size = self.pool_rows
+        pools: Iterable[Ints] = (
+            (self._rows[first : first + size] for first in range(0, len(self._rows), size))
+            if self.epoch is None
+            else shuffle_rows(self._rows, pool_rows=size, seed=self.seed, epoch=self.epoch)
+        )
+        for rows in pools:
             # Ascending: the pages of a block are touched once; then back to the random order.
             order = np.argsort(rows)
-            pool = read_pool(self._trace, rows[order], self._needs)
-            places = np.argsort(order)
-            for first in range(0, len(rows), self._batch_size):
-                take = places[first : first + self._batch_size]
-                if self._epoch is not None and len(take) < self._batch_size:
-                    return
-                yield pool.batch(take[number::devices])
-
-    def _pools(self) -> Iterator[Ints]:
-        if self._epoch is not None:
-            pools = shuffle_rows(
-                self._rows, pool_rows=self._pool_rows, seed=self._seed, epoch=self._epoch
-            )
-            yield from pools
-        else:
-            for first in range(0, len(self._rows), self._pool_rows):
-                yield self._rows[first : first + self._pool_rows]
+            yield read_pool(self.trace, rows[order], self.needs), np.argsort(order)
 
 
 class EpochData(LightningDataModule):
@@ -254,27 +256,8 @@ class EpochData(LightningDataModule):
         return DataLoader(self.validation(), batch_size=None)
 
 
-def merge_inputs(needs: Collection[InputSpec]) -> InputSpec:
-    """Return the union of the inputs, all of which have the same decays of contexts."""
-    signals = frozenset({TraceSignal.GATE_INPUT}).union(*(need.signals for need in needs))
-    decays = {need.decays for need in needs if need.decays}
-    assert len(decays) <= 1, decays
-    return InputSpec(signals, decays.pop() if decays else ())
-
-
 WARM_UP = 24
 """Rows read before the first of a run: at a decay of .8 what came before them weighs .005."""
-
-
-def request_runs(
-    rows_N: NDArray[np.int64], requests: NDArray[np.int32]
-) -> Iterator[tuple[int, int]]:
-    """Places `(first, last)` in `rows_N`, whose rows follow each other within one request."""
-    if not len(rows_N):
-        return
-    same = (np.diff(rows_N) == 1) & (np.diff(requests[rows_N]) == 0)
-    ends = [*(np.flatnonzero(~same) + 1).tolist(), len(rows_N)]
-    yield from zip([0, *ends[:-1]], ends, strict=True)
 
 
 def read_contexts(
@@ -292,15 +275,17 @@ def read_contexts(
     width = columns[0].shape[1]
     contexts = np.zeros((len(decays), len(columns), len(rows_N), width), np.float16)
     weight_GN = np.zeros((len(decays), len(rows_N)), np.float32)
-    for first, last in request_runs(rows_N, requests):
-        row = int(rows_N[first])
+    # Places of rows that follow each other within one request.
+    breaks = np.flatnonzero((np.diff(rows_N) != 1) | (np.diff(requests[rows_N]) != 0)) + 1
+    for run in np.split(np.arange(len(rows_N)), breaks):
+        row, last = rows_N[run[[0, -1]]].tolist()
         start = max(row - WARM_UP, int(np.searchsorted(requests, requests[row])))
-        past = np.stack([column[start : int(rows_N[last - 1])] for column in columns], axis=1)
+        past = np.stack([column[start:last] for column in columns], axis=1)
         # The row at `start` has no past that is looked at; row t has the mean over those before.
         for g, decay in enumerate(decays):
             mean_TLD, weight_T = decaying_means(past.astype(np.float32), decay)
-            contexts[g, :, first:last] = mean_TLD[row - start :].swapaxes(0, 1)
-            weight_GN[g, first:last] = weight_T[row - start :]
+            contexts[g][:, run] = mean_TLD[row - start :].swapaxes(0, 1)
+            weight_GN[g, run] = weight_T[row - start :]
     return contexts, weight_GN
 
 

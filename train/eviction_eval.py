@@ -2,17 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 from collect.traces import Trace
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor
 from predictors.registry import REUSE_PREDICTORS
 from predictors.spec import ModelSpec
-from predictors.table import Table
+from predictors.table import Table, format_or_dash
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
 from runtime.presets import load_system
-from runtime.sim.hardware import Hardware, RooflineHardware
+from runtime.sim.hardware import RooflineHardware
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import ArrayStep, RecordedStep
 from train.evaluate.forecasts import RecordedForecasts, record_forecasts, routing_only
@@ -58,12 +60,9 @@ PolicyTables = Mapping[str, Mapping[str, Mapping[str, HitRates]]]
 """By stream and arena, by budget, by policy."""
 
 
-def eviction_system() -> SystemConfig:
-    """Return the system on which eviction policies are compared: nothing is prefetched.
-
-    Experts are fetched and computed in the order in which they do so with prefetching.
-    """
-    return load_system("on-demand-at-once")
+SYSTEM = "on-demand-at-once"
+"""The system on which eviction policies are compared: nothing is prefetched, and experts are
+fetched and computed in the order in which they do so with prefetching."""
 
 
 @dataclass(frozen=True)
@@ -73,60 +72,42 @@ class RoutedStream:
     Both are read and computed once, because they depend on neither the policy nor the cache.
     """
 
+    spec: ModelSpec
     steps: Sequence[ArrayStep]
     forecasts: Mapping[str, RecordedForecasts]
     """By kind of predictor."""
 
-    @property
-    def policies(self) -> list[str]:
-        """The policies under which it can be replayed."""
-        return [
-            policy
-            for policy in POLICIES
-            if policy not in REUSE_PREDICTORS or policy in self.forecasts
-        ]
+    def replay(self, system: SystemConfig, budget: str) -> ReplayStats:
+        """Replay it under the system's eviction policy; a kind in `forecasts` stands for `reuse`.
+
+        Nothing is prefetched.
+        """
+        forecasts = self.forecasts.get(system.eviction)
+        return replay(
+            self.steps,
+            None,
+            spec=self.spec,
+            system=system if forecasts is None else replace(system, eviction="reuse"),
+            hardware=ANY,
+            budget_slots=budget_slots(budget, self.spec, ANY),
+            reuse_predictor=None if forecasts is None else forecasts.predictor(self.spec),
+        )
 
 
 def record_stream(
     steps: Sequence[RecordedStep], reuse_predictors: Iterable[Predictor], spec: ModelSpec
 ) -> RoutedStream:
     """Read the steps' routing, and show them to new copies of the reuse predictors."""
-    forecasts = {}
-    for predictor in reuse_predictors:
-        forecasts[predictor.kind] = record_forecasts(predictor.renewed(), steps)
-    return RoutedStream([routing_only(step, spec.num_layers) for step in steps], forecasts)
-
-
-def replay_policy(
-    policy: str,
-    stream: RoutedStream,
-    *,
-    spec: ModelSpec,
-    system: SystemConfig,
-    hardware: Hardware,
-    slots: int,
-) -> ReplayStats:
-    """Replay the stream under one eviction policy."""
-    forecasts = stream.forecasts.get(policy)
-    return replay(
-        stream.steps,
-        None,
-        spec=spec,
-        system=replace(system, eviction=policy if forecasts is None else "reuse"),
-        hardware=hardware,
-        budget_slots=slots,
-        reuse_predictor=None if forecasts is None else forecasts.predictor(spec),
-    )
+    routing = [routing_only(step, spec.num_layers) for step in steps]
+    forecasts = {one.kind: record_forecasts(one.renewed(), steps) for one in reuse_predictors}
+    return RoutedStream(spec, routing, forecasts)
 
 
 def token_by_token(steps: Iterable[TraceStep], num_tokens: int) -> Iterator[TraceStep]:
     """Yield every token, prompts included, as a separate step."""
-    left = num_tokens
-    for step in steps:
-        for row in range(min(left, step.num_tokens)):
-            first = step.rows.start + row
-            yield replace(step, rows=slice(first, first + 1))
-        left -= min(left, step.num_tokens)
+    places = ((step, row) for step in steps for row in range(step.rows.start, step.rows.stop))
+    for step, row in islice(places, num_tokens):
+        yield replace(step, rows=slice(row, row + 1))
 
 
 def compare_policies(
@@ -141,41 +122,25 @@ def compare_policies(
     `generated`: prompts in one step, then token by token; `every token`: prompts token by token
     too, as many as `num_tokens`.
     """
-    generated = record_stream(
-        list(first_tokens(trace.steps(split), num_tokens)), reuse_predictors, trace.spec
-    )
-    every_token = record_stream(
-        list(token_by_token(trace.steps(split), num_tokens)), reuse_predictors, trace.spec
-    )
-    per_layer = eviction_system()
-    everything = replace(per_layer, per_layer=False)
-    streams: tuple[tuple[str, RoutedStream, SystemConfig], ...] = (
-        ("every token, per-layer", every_token, per_layer),
-        ("every token, global", every_token, everything),
-        ("generated, per-layer", generated, per_layer),
-        ("generated, global", generated, everything),
-    )
-    return {
-        name: rate_policies(stream, trace.spec, system=system) for name, stream, system in streams
-    }
+    tables = {}
+    for requests, cut in (("every token", token_by_token), ("generated", first_tokens)):
+        steps = list(cut(trace.steps(split), num_tokens))
+        stream = record_stream(steps, reuse_predictors, trace.spec)
+        for arena, per_layer in (("per-layer", True), ("global", False)):
+            tables[f"{requests}, {arena}"] = rate_policies(stream, per_layer=per_layer)
+    return tables
 
 
-def rate_policies(
-    stream: RoutedStream, spec: ModelSpec, *, system: SystemConfig
-) -> dict[str, dict[str, HitRates]]:
-    """Return the hit rates of the stream's policies by budget."""
+def rate_policies(stream: RoutedStream, *, per_layer: bool) -> dict[str, dict[str, HitRates]]:
+    """Return the hit rates of the policies that the stream has forecasts for, by budget."""
+    system = replace(load_system(SYSTEM), per_layer=per_layer)
     tables: dict[str, dict[str, HitRates]] = {}
     for budget in BUDGETS:
         rates = tables[budget] = {}
-        for policy in stream.policies:
-            stats = replay_policy(
-                policy,
-                stream,
-                spec=spec,
-                system=system,
-                hardware=ANY,
-                slots=budget_slots(budget, spec, ANY),
-            )
+        for policy in POLICIES:
+            if policy in REUSE_PREDICTORS and policy not in stream.forecasts:
+                continue
+            stats = stream.replay(replace(system, eviction=policy), budget)
             rates[policy] = {
                 phase: sum_counters(getattr(stats, phase)).hit_rate for phase in PHASES
             }
@@ -212,16 +177,17 @@ def gap_table(tables: PolicyTables) -> Table:
 
     Those of every token, which no system is served by, are in the results alone.
     """
-    rows: list[list[str]] = []
-    for name, by_budget in tables.items():
-        if not name.startswith("generated"):
-            continue
-        for policy in by_budget[BUDGETS[0]]:
-            cells = []
-            for budget in BUDGETS:
-                rate = by_budget[budget][policy]["decode"]
-                shown = "-" if rate is None else f"{rate:.3f}"
-                gap = by_budget[budget][policy]["decode_gap_closed"]
-                cells.append(shown if gap is None else f"{shown} ({gap:.0%})")
-            rows.append([name, policy, *cells])
-    return Table.of(["requests, arena", "eviction policy", *BUDGETS], rows, left=2)
+
+    def cell(row: Mapping[str, Any]) -> str:
+        shown = format_or_dash(row["decode"], "{:.3f}".format)
+        gap = row["decode_gap_closed"]
+        return shown if gap is None else f"{shown} ({gap:.0%})"
+
+    rows = [
+        {"requests, arena": name, "eviction policy": policy, "budget": budget, **rates}
+        for name, by_budget in tables.items()
+        if name.startswith("generated")
+        for budget, policies in by_budget.items()
+        for policy, rates in policies.items()
+    ]
+    return Table.pivot(rows, ["requests, arena", "eviction policy"], "budget", cell)

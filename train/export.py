@@ -74,16 +74,12 @@ def graph_bytes(
     return model.SerializeToString(deterministic=True)
 
 
-def network_graph(
-    weight_DF: NDArray,
-    bias_F: NDArray,
-    weight_FE: NDArray,
-    bias_E: NDArray,
-    *,
-    name: str,
-    normaliser: Normaliser | None = None,
-) -> bytes:
-    """`hidden [batch, D]` to `scores [batch, E]`: Gemm, Relu, Gemm, Sigmoid."""
+def network_graph(*weights: NDArray, name: str, normaliser: Normaliser | None = None) -> bytes:
+    """`hidden [batch, D]` to `scores [batch, E]`: Gemm, Relu, Gemm, Sigmoid.
+
+    `weights`: `[D, F]`, `[F]`, `[F, E]`, `[E]`.
+    """
+    names = ("weight_in", "bias_in", "weight_out", "bias_out")
     return graph_bytes(
         name,
         [
@@ -92,14 +88,9 @@ def network_graph(
             helper.make_node("Gemm", ["middle", "weight_out", "bias_out"], ["logits"]),
             helper.make_node("Sigmoid", ["logits"], [OUTPUT]),
         ],
-        inputs={INPUT: ["batch", weight_DF.shape[0]]},
-        outputs={OUTPUT: ["batch", weight_FE.shape[1]]},
-        tensors={
-            "weight_in": weight_DF,
-            "bias_in": bias_F,
-            "weight_out": weight_FE,
-            "bias_out": bias_E,
-        },
+        inputs={INPUT: ["batch", len(weights[0])]},
+        outputs={OUTPUT: ["batch", len(weights[3])]},
+        tensors=dict(zip(names, weights, strict=True)),
         normaliser=normaliser,
     )
 
@@ -112,7 +103,6 @@ def reuse_graph(weights: Mapping[str, NDArray], *, name: str, normaliser: Normal
     `bias`, the hidden layer's columns first; `means_centre` and `means_factor` `[X]`; `out [F, E]`.
     """
     width, num_experts = weights["out"].shape
-    constants = ("pool", "pool_bias", "from_pool", "from_means", "bias", "out")
     return graph_bytes(
         name,
         [
@@ -131,10 +121,7 @@ def reuse_graph(weights: Mapping[str, NDArray], *, name: str, normaliser: Normal
             MEANS: ["batch", len(weights["from_means"])],
         },
         outputs={OUTPUT: ["batch", num_experts]},
-        tensors={
-            **{key: weights[key] for key in (*constants, "means_centre", "means_factor")},
-            "parts": np.array([width, num_experts], np.int64),
-        },
+        tensors={**weights, "parts": np.array([width, num_experts], np.int64)},
         normaliser=normaliser,
     )
 

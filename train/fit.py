@@ -10,7 +10,7 @@
    `predictor_stack.py` has the step: their sum, the optimiser and the learning rate (`StackFit`).
 5. **best epoch**: this file runs Lightning over the epochs, keeps the weights of the one with the
    best accuracy on validation requests, stops when it gets no better, and resumes from the run
-   folder (`fit`). By shares of each batch in processes that Ray starts: `ray_ddp.py`.
+   folder (`Training`). By shares of each batch in processes that Ray starts: `ray_ddp.py`.
 6. **export**: a family's `export` folds its weights into ONNX graphs (`export.py`); `pipeline.py`
    compares these with torch and writes the zoo entries.
 
@@ -26,7 +26,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,31 +47,14 @@ from torch import nn
 from collect.traces import Trace
 from train.checkpoint import SafeCheckpointIO
 from train.config import TrainConfig
-from train.data import EpochData, TraceBatches, merge_inputs
+from train.data import EpochData, InputSpec
 from train.errors import TrainCheckpointError
-from train.predictor_stack import PredictorStack, StackFit, StepFigures
+from train.predictor_stack import FitSettings, PredictorStack, StackFit, StepFigures
 
 CHECKPOINTS = "checkpoints"
 """Folder of the run folder with both checkpoints."""
 LAST, BEST = "last.ckpt", "best.ckpt"
 """State that a training resumes from, and the weights of the best epoch so far."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitSettings:
-    """All settings that the trained weights depend on, besides the trace."""
-
-    kinds: tuple[str, ...]
-    width: int
-    loss: str
-    max_epochs: int
-    batch_size: int
-    lr: float
-    weight_decay: float
-    seed: int
-    patience: int = 3
-    """Epochs without a better validation accuracy after which training stops."""
-    devices: int = 1
 
 
 @dataclass(frozen=True)
@@ -103,13 +86,11 @@ class Fitted:
         }
 
 
-def make_settings(
-    config: TrainConfig, kinds: tuple[str, ...], *, width: int | None = None
-) -> FitSettings:
-    """Return a run's settings for these kinds; `width` overrides the run's."""
+def make_settings(config: TrainConfig, kinds: tuple[str, ...]) -> FitSettings:
+    """Return a run's settings for these kinds."""
     return FitSettings(
         kinds=kinds,
-        width=config.predictor.width if width is None else width,
+        width=config.predictor.width,
         loss=config.loss.value,
         max_epochs=config.max_epochs,
         batch_size=config.batch_size,
@@ -120,135 +101,140 @@ def make_settings(
     )
 
 
-def fit(
-    trace: Trace,
-    families: Sequence[PredictorStack],
-    settings: FitSettings,
-    *,
-    run_dir: Path,
-    loggers: Sequence[Logger],
-    overwrite: bool = False,
-    data: EpochData | None = None,
-    checkpoints: str = CHECKPOINTS,
-) -> Fitted:
-    """Train all networks together, resuming from the run folder's checkpoint if there is one.
-
-    The weights are those of the epoch with the best accuracy on requests set aside; these also
-    calibrate the scores. Held-out requests are not read.
+@dataclass(frozen=True)
+class Training:
+    """A training of families of networks on the same tokens, with its checkpoints in a folder.
 
     Deterministic: the same trace, settings and number of threads give the same weights, with or
-    without an interruption between two epochs. Raises TrainCheckpointError when the checkpoint is
-    damaged or of another run.
+    without an interruption between two epochs.
     """
-    data = data or trace_data(trace, families, settings)
-    folder = run_dir / checkpoints
-    if overwrite:
-        (folder / LAST).unlink(missing_ok=True)
-    resumed, started = (folder / LAST).exists(), time.perf_counter()
-    trainer = run_epochs(trace, families, settings, data, folder=folder, loggers=loggers)
-    if not trainer.is_global_zero:
-        # Lightning runs the whole command once for each device; what follows is the first one's.
-        raise SystemExit(0)
-    return take_best_epoch(families, data, folder=folder, started=started, resumed=resumed)
 
+    trace: Trace
+    families: Sequence[PredictorStack]
+    settings: FitSettings
+    folder: Path
 
-def trace_data(
-    trace: Trace, families: Sequence[PredictorStack], settings: FitSettings
-) -> EpochData:
-    """Return the batches of the inputs that any of the families needs."""
-    needs = merge_inputs([family.needs for family in families])
-    size, seed = settings.batch_size, settings.seed
-    return EpochData(partial(TraceBatches, trace, batch_size=size, seed=seed, needs=needs))
+    @cached_property
+    def data(self) -> EpochData:
+        """Batches of the inputs that any of the families needs."""
+        needs = InputSpec(
+            InputSpec().signals.union(*(family.needs.signals for family in self.families)),
+            # One family has contexts, if any.
+            max(family.needs.decays for family in self.families),
+        )
+        size, seed = self.settings.batch_size, self.settings.seed
+        batches = self.families[0].batches
+        return EpochData(partial(batches, self.trace, batch_size=size, seed=seed, needs=needs))
 
+    def fit(self, loggers: Sequence[Logger], *, overwrite: bool = False) -> Fitted:
+        """Train all networks together, resuming from the folder's checkpoint if there is one.
 
-def run_epochs(
-    trace: Trace,
-    families: Sequence[PredictorStack],
-    settings: FitSettings,
-    data: EpochData,
-    *,
-    folder: Path,
-    loggers: Sequence[Logger],
-    strategy: Strategy | None = None,
-    environment: ClusterEnvironment | None = None,
-) -> Trainer:
-    """Train until the last epoch or until it gets no better; both checkpoints are in `folder`.
+        The weights are those of the epoch with the best accuracy on requests set aside; these also
+        calibrate the scores. Held-out requests are not read.
 
-    `strategy` and `environment` are those of a launcher that has started this process and others,
-    each of which calls this with its share of every batch.
-    """
-    quiet_lightning()
-    first_pass = data.batches(epoch=0)
-    module = StackFit(
-        families,
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        total_steps=settings.max_epochs * len(first_pass),
-        record={"trace": trace.digest, **asdict(settings)},
-    )
-    sample = next(iter(first_pass))
-    for family in families:
-        family.normalise_by(sample)
-    # Lightning calls checkpoint callbacks last: what they save includes all states of this epoch.
-    last = ModelCheckpoint(
-        dirpath=folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False
-    )
-    callbacks: list[Callback] = [
-        EarlyStopping(MONITOR, mode="max", patience=settings.patience),
-        StayStopped(),
-        BestCheckpoint(folder),
-        last,
-        RichProgressBar() if sys.stderr.isatty() else PlainProgress(),
-    ]
-    if loggers:
-        callbacks += [LearningRateMonitor(logging_interval="step"), StepFigures()]
-    trainer = make_trainer(
-        settings, callbacks, loggers=loggers, strategy=strategy, environment=environment
-    )
-    checkpoint = folder / LAST
-    on_interrupt = signal.getsignal(signal.SIGINT)
-    try:
-        trainer.fit(module, data, ckpt_path=str(checkpoint) if checkpoint.exists() else None)
-    except SystemExit as error:
-        # Lightning turns Ctrl-C into SystemExit and switches the signal off.
-        signal.signal(signal.SIGINT, on_interrupt)
-        raise KeyboardInterrupt from error
-    return trainer
+        Raises:
+            TrainCheckpointError: the checkpoint is damaged or of another run.
+        """
+        if overwrite:
+            (self.folder / LAST).unlink(missing_ok=True)
+        resumed, started = (self.folder / LAST).exists(), time.perf_counter()
+        if not self.run_epochs(loggers).is_global_zero:
+            # Lightning runs the whole command once for each device; what follows is the first's.
+            raise SystemExit(0)
+        return self.take_best_epoch(started=started, resumed=resumed)
 
+    def run_epochs(
+        self,
+        loggers: Sequence[Logger],
+        *,
+        strategy: Strategy | None = None,
+        environment: ClusterEnvironment | None = None,
+    ) -> Trainer:
+        """Train until the last epoch or until it gets no better, and keep both checkpoints.
 
-def take_best_epoch(
-    families: Sequence[PredictorStack],
-    data: EpochData,
-    *,
-    folder: Path,
-    started: float,
-    resumed: bool,
-) -> Fitted:
-    """Give the families the weights of the best epoch in `folder`, and calibrate their scores.
+        `strategy` and `environment` are those of a launcher that has started this process and
+        others, each of which calls this with its share of every batch.
+        """
+        quiet_lightning()
+        settings, folder = self.settings, self.folder
+        first_pass = self.data.batches(epoch=0)
+        module = StackFit(
+            self.families,
+            settings,
+            total_steps=settings.max_epochs * len(first_pass),
+            trace_digest=self.trace.digest,
+        )
+        sample = next(iter(first_pass))
+        for family in self.families:
+            family.normalise_by(sample)
+        # Lightning calls checkpoint callbacks last: what they save includes all states of an epoch.
+        saved: dict[str, Any] = {"save_on_train_epoch_end": True, "enable_version_counter": False}
+        callbacks: list[Callback] = [
+            EarlyStopping(MONITOR, mode="max", patience=settings.patience),
+            StayStopped(),
+            BestCheckpoint(
+                folder, "best", monitor=MONITOR, mode="max", save_weights_only=True, **saved
+            ),
+            ModelCheckpoint(folder, "last", **saved),
+            RichProgressBar() if sys.stderr.isatty() else PlainProgress(),
+        ]
+        if loggers:
+            callbacks += [LearningRateMonitor(logging_interval="step"), StepFigures()]
+        trainer = Trainer(
+            accelerator="auto",
+            devices=settings.devices if strategy is None else "auto",
+            strategy=strategy or "auto",
+            precision="32-true",
+            max_epochs=settings.max_epochs,
+            logger=list(loggers) or False,
+            log_every_n_steps=10,
+            callbacks=callbacks,
+            # Without one, Lightning would take a process in a Slurm job for one of the job's tasks.
+            plugins=[SafeCheckpointIO(), environment or LightningEnvironment()],
+            enable_model_summary=False,
+            enable_progress_bar=sys.stderr.isatty(),
+            num_sanity_val_steps=0,
+            reload_dataloaders_every_n_epochs=1,
+            use_distributed_sampler=False,
+        )
+        checkpoint = folder / LAST
+        on_interrupt = signal.getsignal(signal.SIGINT)
+        try:
+            trainer.fit(
+                module, self.data, ckpt_path=str(checkpoint) if checkpoint.exists() else None
+            )
+        except SystemExit as error:
+            # Lightning turns Ctrl-C into SystemExit and switches the signal off.
+            signal.signal(signal.SIGINT, on_interrupt)
+            raise KeyboardInterrupt from error
+        return trainer
 
-    Raises:
-        TrainCheckpointError: a checkpoint is missing or damaged.
-    """
-    best = read_checkpoint(folder / BEST)
-    prefix = "families."
-    nn.ModuleList(families).load_state_dict(
-        {name.removeprefix(prefix): value for name, value in best["state_dict"].items()}
-    )
-    for family in families:
-        family.cpu().eval()
-        family.calibrate(data.validation())
-    last = read_checkpoint(folder / LAST)
-    (stopping,) = (
-        state for name, state in last["callbacks"].items() if name.startswith("EarlyStopping")
-    )
-    return Fitted(
-        list(families),
-        int(last["global_step"]),
-        time.perf_counter() - started,
-        resumed,
-        int(best["epoch"]),
-        float(stopping["best_score"]),
-    )
+    def take_best_epoch(self, *, started: float, resumed: bool) -> Fitted:
+        """Give the families the weights of the best epoch, and calibrate their scores.
+
+        Raises:
+            TrainCheckpointError: a checkpoint is missing or damaged.
+        """
+        best = read_checkpoint(self.folder / BEST)
+        prefix = "families."
+        nn.ModuleList(self.families).load_state_dict(
+            {name.removeprefix(prefix): value for name, value in best["state_dict"].items()}
+        )
+        for family in self.families:
+            family.cpu().eval()
+            family.calibrate(self.data.validation())
+        last = read_checkpoint(self.folder / LAST)
+        (stopping,) = (
+            state for name, state in last["callbacks"].items() if name.startswith("EarlyStopping")
+        )
+        return Fitted(
+            list(self.families),
+            int(last["global_step"]),
+            time.perf_counter() - started,
+            resumed,
+            int(best["epoch"]),
+            float(stopping["best_score"]),
+        )
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -256,35 +242,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise TrainCheckpointError(f"{path} is missing; start over with overwrite=true")
     return SafeCheckpointIO().load_checkpoint(path)
-
-
-def make_trainer(
-    settings: FitSettings,
-    callbacks: list[Callback],
-    *,
-    loggers: Sequence[Logger] = (),
-    strategy: Strategy | None = None,
-    environment: ClusterEnvironment | None = None,
-) -> Trainer:
-    """Return Lightning's trainer with safe checkpoints and without unused features."""
-    return Trainer(
-        accelerator="auto",
-        devices=settings.devices if strategy is None else "auto",
-        strategy=strategy or "auto",
-        precision="32-true",
-        max_epochs=settings.max_epochs,
-        logger=list(loggers) or False,
-        log_every_n_steps=10,
-        callbacks=callbacks,
-        # Without one, Lightning would take a process in a Slurm job for one of the job's tasks.
-        plugins=[SafeCheckpointIO(), environment or LightningEnvironment()],
-        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
-        enable_model_summary=False,
-        enable_progress_bar=any(isinstance(callback, RichProgressBar) for callback in callbacks),
-        num_sanity_val_steps=0,
-        reload_dataloaders_every_n_epochs=1,
-        use_distributed_sampler=False,
-    )
 
 
 def digest_weights(families: Sequence[PredictorStack]) -> str:
@@ -323,25 +280,9 @@ class StayStopped(Callback):
 class BestCheckpoint(ModelCheckpoint):
     """Keeps the weights of the epoch with the best validation accuracy in `FOLDER/best.ckpt`."""
 
-    def __init__(self, folder: Path):
-        super().__init__(
-            dirpath=folder,
-            filename="best",
-            monitor=MONITOR,
-            mode="max",
-            save_weights_only=True,
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
-        )
-
-    @property
-    def path(self) -> Path:
-        """The file, which exists once an epoch has ended."""
-        return Path(str(self.dirpath), BEST)
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # The run folder may have moved since; Lightning forgets the best score then.
-        path = str(self.path)
+        path = str(Path(str(self.dirpath), BEST))
         super().load_state_dict(
             {
                 **state_dict,
@@ -359,10 +300,6 @@ class PlainProgress(Checkpoint):
     It is of the callbacks that Lightning calls last, in order: an epoch that is announced as
     finished is on the disk.
     """
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self._first_epoch = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started, self._first_epoch = time.perf_counter(), trainer.current_epoch

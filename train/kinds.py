@@ -45,15 +45,6 @@ def list_compared_kinds(kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((kind, *compared, *BASELINES)))
 
 
-def list_required_kinds(kind: str) -> tuple[str, ...]:
-    """Returns the compared kinds whose signals a trace must have: all but baselines."""
-    return tuple(
-        other
-        for other in list_compared_kinds(kind)
-        if kind in (ALL, other) or other not in BASELINES
-    )
-
-
 def collect_signals(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
     """Returns the signals that a trace must have to fit and score these kinds."""
     needed = {RECORDED[signal] for kind in kinds for signal in KINDS[kind].signals}
@@ -69,8 +60,7 @@ def leave_out_kinds(config: PredictorConfig, kinds: Iterable[str], trace: Trace)
     """
     spec = trace.spec
     reach = {kind: cls.horizon for kind, cls in FEED_FORWARD.items()}
-    distance = config.options.get("distance", DISTANCE) if config.kind != ALL else DISTANCE
-    reach[ExpertMapPredictor.kind] = int(distance)
+    reach[ExpertMapPredictor.kind] = int(config.options.get("distance", DISTANCE))
     reasons = {}
     for kind in kinds:
         if not set(collect_signals([kind])) <= {TraceSignal.WEIGHTS, *trace.signals}:

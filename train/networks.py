@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from collect.traces import TraceSignal
 from predictors.base import Predictor, Signal
 from predictors.registry import FEED_FORWARD
 from predictors.spec import ModelSpec
@@ -38,9 +37,9 @@ class NetworkSpec:
     target: int
 
     @property
-    def signal(self) -> TraceSignal:
+    def signal(self) -> Signal:
         (signal,) = FEED_FORWARD[self.kind].signals
-        return TraceSignal(str(signal))
+        return signal
 
     @property
     def label(self) -> str:
@@ -89,9 +88,8 @@ class NetworkStack(nn.Module):
 
     def normalise_by(self, hidden_NBD: Tensor) -> None:
         """Fixes the input normalisation to this sample's mean and deviation of each feature."""
-        deviation_ND = hidden_NBD.std(dim=1)
-        self.mean_ND.copy_(hidden_NBD.mean(dim=1))
-        self.scale_ND.copy_(deviation_ND.clamp(min=SMALLEST_SCALE).reciprocal())
+        measure_features(hidden_NBD, self.mean_ND, self.scale_ND)
+        self.scale_ND.reciprocal_()
 
     def forward(self, hidden_NBD: Tensor) -> Tensor:
         """Logits `[N, B, E]`; their sigmoid is the chance that the expert is chosen."""
@@ -159,8 +157,13 @@ class PlainStack(PredictorStack):
     def answers(self, batch: Batch) -> Iterator[ReferenceScores]:
         scores_NBE = self.stack(self._inputs(batch)).sigmoid().cpu().numpy()
         for edge, scores_BE in zip(self.edges, scores_NBE, strict=True):
-            signal = Signal(str(edge.signal))
-            yield ReferenceScores(edge.kind, signal, edge.source, edge.target, scores_BE)
+            yield ReferenceScores(edge.kind, edge.signal, edge.source, {edge.target: scores_BE})
+
+
+def measure_features(values_BD: Tensor, mean_D: Tensor, deviation_D: Tensor) -> None:
+    """Writes mean and deviation of each feature, over B values, of each of several stacks."""
+    mean_D.copy_(values_BD.mean(-2))
+    deviation_D.copy_(values_BD.std(-2).clamp(min=SMALLEST_SCALE))
 
 
 def uniform(*shape: int, inputs: int) -> Tensor:

@@ -5,6 +5,7 @@ S token ids seen, D hidden size.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
@@ -40,25 +41,20 @@ from train.accuracy import replay_forecasts
 from train.errors import TrainError
 
 
+@dataclass(frozen=True)
 class RouterWeights:
     """Router weights in float32, loaded from the model once, when they are first needed."""
 
-    def __init__(self, model: ModelConfig, spec: ModelSpec):
-        self.model = model
-        self.spec = spec
-
-    @property
-    def matrices_LED(self) -> Floats:
-        """`[L, E, D]`. Raises TrainError when a router is not one matrix over the experts."""
-        return self._load[0]
-
-    @property
-    def biases_LE(self) -> Floats | None:
-        """`[L, E]`, None where routers have no bias. Raises as `matrices_LED`."""
-        return self._load[1]
+    model: ModelConfig
+    spec: ModelSpec
 
     @cached_property
-    def _load(self) -> tuple[Floats, Floats | None]:
+    def weights(self) -> tuple[Floats, Floats | None]:
+        """Matrices `[L, E, D]`, and biases `[L, E]` or None where routers have none.
+
+        Raises:
+            TrainError: a router is not one matrix over the experts.
+        """
         # Late: torch and Transformers, which a replay does without.
         from runtime.hf.loading import load_stripped
         from runtime.store.model_source import resolve
@@ -117,9 +113,11 @@ def fit_token(trace: Trace) -> TokenPredictor:
     spec = trace.spec
     tokens = trace.tokens[trace.rows("train")].astype(np.int64)
     ids_S, place_N, uses_S = np.unique(tokens, return_inverse=True, return_counts=True)
-    counts_SLE = np.zeros((len(ids_S), spec.num_layers, spec.num_experts), dtype=np.int64)
-    for layer, chosen_NK in enumerate(chosen_columns(trace)):
-        counts_SLE[:, layer] = count_rows(chosen_NK, place_N, len(ids_S), spec.num_experts)
+    counts = [
+        count_rows(chosen_NK, place_N, len(ids_S), spec.num_experts)
+        for chosen_NK in chosen_columns(trace)
+    ]
+    counts_SLE = np.stack(counts, axis=1).astype(np.int64)
     return TokenPredictor.from_counts(spec, ids_S, counts_SLE, uses_S)
 
 
@@ -138,17 +136,16 @@ def fit_correlation(trace: Trace, **options: Any) -> CorrelationPredictor:
 
 def request_matrices(trace: Trace, *phases: Phase) -> Floats:
     """`[N, L, E]`: the EAM of each training request in these phases, in the trace's order."""
-    spec = trace.spec
     rows = trace.rows("train")
-    requests, place = np.unique(trace.requests[rows], return_inverse=True)
-    counted_N = np.isin(trace.phases[rows], phases)
-    rows, place = rows[counted_N], place[counted_N]
-    num_requests = len(requests)
-    matrices = np.zeros((num_requests, spec.num_layers, spec.num_experts), np.float32)
-    for layer in range(spec.num_layers):
-        chosen_NK = trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
-        matrices[:, layer] = count_rows(chosen_NK, place, num_requests, spec.num_experts)
-    return matrices
+    requests, place_N = np.unique(trace.requests[rows], return_inverse=True)
+    is_counted_N = np.isin(trace.phases[rows], phases)
+    counts = [
+        count_rows(
+            chosen_NK[is_counted_N], place_N[is_counted_N], len(requests), trace.spec.num_experts
+        )
+        for chosen_NK in chosen_columns(trace)
+    ]
+    return np.stack(counts, axis=1).astype(np.float32)
 
 
 def fit_eam_sequence(
@@ -213,17 +210,15 @@ def fit_expert_map(trace: Trace, **options: Any) -> ExpertMapPredictor:
     )
 
 
-def make_skip(routers: RouterWeights, *, horizons: Iterable[int]) -> list[SkipPredictor]:
-    """Return skip at each of these horizons that the model has layers for.
+def make_skip(routers: RouterWeights, horizon: int) -> SkipPredictor | None:
+    """Return skip at this horizon, None if the model has too few layers for it.
 
     Raises:
         TrainError: a router is not one matrix over the experts.
     """
-    return [
-        SkipPredictor(routers.spec, routers.matrices_LED, routers.biases_LE, horizon=horizon)
-        for horizon in horizons
-        if horizon < routers.spec.num_layers
-    ]
+    if horizon >= routers.spec.num_layers:
+        return None
+    return SkipPredictor(routers.spec, *routers.weights, horizon=horizon)
 
 
 FITS: Mapping[str, Callable[..., Predictor]] = MappingProxyType(
@@ -240,6 +235,12 @@ FITS: Mapping[str, Callable[..., Predictor]] = MappingProxyType(
 """Functions that fit each kind on a trace's training requests; skip is copied from the model."""
 
 
+def fit_baseline(kind: str, trace: Trace, options: Mapping[str, Any], *, seed: int) -> Predictor:
+    """Fit a kind of `FITS`; the seed is that of random choices, unless the options have one."""
+    seeded = {"seed": seed} if kind == EamSequencePredictor.kind else {}
+    return FITS[kind](trace, **{**seeded, **options})
+
+
 def count_baselines(
     trace: Trace,
     routers: RouterWeights,
@@ -251,13 +252,12 @@ def count_baselines(
     """Return the predictors of these kinds that are not learned, by their name in the results."""
     baselines: dict[str, Predictor] = {}
     for kind in kinds:
-        own = dict(options.get(kind, {}))
+        own = options.get(kind, {})
         if kind == SkipPredictor.kind:
             horizons = (int(own["horizon"]),) if own else SKIP_HORIZONS
-            for skip in make_skip(routers, horizons=horizons):
-                baselines[kind if skip.horizon == 1 else f"{kind}-{skip.horizon}"] = skip
+            for horizon in horizons:
+                if skip := make_skip(routers, horizon):
+                    baselines[kind if horizon == 1 else f"{kind}-{horizon}"] = skip
         elif kind in FITS:
-            if kind == EamSequencePredictor.kind:
-                own = {"seed": seed, **own}
-            baselines[kind] = FITS[kind](trace, **own)
+            baselines[kind] = fit_baseline(kind, trace, own, seed=seed)
     return baselines

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from collect.traces import Trace, TraceSignal
+from collect.traces import Trace
 from predictors.base import Floats, Forecasts, Predictor, Signal
 from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
-from predictors.table import Table, TableColumn, decimals, format_or_dash
+from predictors.table import Table, decimals, format_or_dash
 from runtime.tools.report.provenance import RUN_FILE
 from train.config import TrainConfig
 from train.data import Batch, TraceBatches, TraceSubset
@@ -25,6 +25,7 @@ from train.nonlearned import RouterWeights
 from train.predictor_stack import PredictorStack, ReferenceScores
 from train.report.forecasts import draw_accuracy_figure
 from train.residual import ResidualStack
+from train.scoring import EvalContext
 from zoo.catalog import Zoo
 from zoo.entry import MANIFEST, ZooEntry, write_entry
 from zoo.manifest import Scalar, name_entry
@@ -69,11 +70,7 @@ class Parity:
 
 
 def check_parity(
-    family: PredictorStack,
-    exported: Mapping[str, Predictor],
-    batches: Iterable[Batch],
-    *,
-    top_k: int,
+    family: PredictorStack, exported: Mapping[str, Predictor], batches: Iterable[Batch]
 ) -> dict[str, Parity]:
     """Compare the scores of torch and the export, each token as the first of a separate request.
 
@@ -87,19 +84,16 @@ def check_parity(
         first_request += num_tokens
         for predictor in exported.values():
             predictor.begin_step(np.zeros(num_tokens, np.int64), requests)
-        answered: dict[tuple[str, Signal, int], Forecasts] = {}
         for answer in family.answers(batch):
-            key = answer[:3]
-            if key not in answered:
-                answered[key] = answer_event(exported[answer.kind], answer, batch)
-            (forecast,) = (
-                forecast for forecast in answered[key] if forecast.layer == answer.target
-            )
-            found[answer.kind].add(answer.scores_BE, forecast.scores_TE, top_k)
+            predictor = exported[answer.kind]
+            forecasts = answer_event(predictor, answer, batch)
+            scores_TE = {forecast.layer: forecast.scores_TE for forecast in forecasts}
+            for target, scores_BE in answer.scores_BE.items():
+                found[answer.kind].add(scores_BE, scores_TE[target], predictor.spec.top_k)
     for kind, one in found.items():
         if one.same_top_k < LEAST_PARITY:
             raise ParityError(
-                f"the exported {kind} networks choose torch's top {top_k} on "
+                f"the exported {kind} networks choose torch's top {exported[kind].spec.top_k} on "
                 f"{one.same_top_k:.4%} of {one.tokens:,} tokens; at least {LEAST_PARITY:.1%} must"
             )
     return found
@@ -107,15 +101,14 @@ def check_parity(
 
 def answer_event(predictor: Predictor, answer: ReferenceScores, batch: Batch) -> Forecasts:
     """Returns the predictor's forecasts at the event of the reference scores."""
-    hidden = batch.states[TraceSignal(str(answer.signal))][answer.source].cpu().numpy()
+    hidden = batch.states[answer.signal][answer.source].cpu().numpy()
     if answer.signal is Signal.LAYER_INPUT:
         return predictor.layer_input(answer.source, hidden)
     forecasts = predictor.gate_input(answer.source, hidden)
-    if Signal.LOGITS not in predictor.signals:
+    if answer.logits_BE is None:
         return forecasts
-    return predictor.routed(
-        answer.source, batch.chosen_LBK[answer.source].cpu().numpy(), answer.logits_BE
-    )
+    chosen_BK = batch.chosen_LBK[answer.source].cpu().numpy()
+    return predictor.routed(answer.source, chosen_BK, answer.logits_BE)
 
 
 def make_stacks(
@@ -135,87 +128,76 @@ def make_stacks(
         networks = network_specs(spec, plain)
         stacks.append(PlainStack(spec, networks, width=settings.width, loss=settings.loss))
     if "residual" in settings.kinds:
-        stacks.append(
-            ResidualStack(spec, routers.matrices_LED, routers.biases_LE, horizons=HORIZONS)
-        )
+        stacks.append(ResidualStack(spec, *routers.weights, horizons=HORIZONS))
     return stacks
 
 
 def export_predictors(
     families: Sequence[PredictorStack], trace: Trace, *, int8: bool = False
-) -> tuple[dict[str, Predictor], dict[str, Parity]]:
+) -> tuple[dict[str, Predictor], dict[str, dict[str, Scalar]]]:
     """Returns the exported predictors and their agreement with torch on held-out requests.
 
     With `int8`, the weights are rounded to eight bits after the comparison.
     """
     made: dict[str, Predictor] = {}
-    agreement: dict[str, Parity] = {}
+    agreement: dict[str, dict[str, Scalar]] = {}
     for family in families:
-        own = dict(family.export(trace.spec))
+        own = family.export(trace.spec)
         batches = TraceBatches(
             trace,
             TraceSubset.HELD_OUT,
             batch_size=PARITY_TOKENS,
             needs=replace(family.needs, decays=()),
         )
-        agreement |= check_parity(family, own, batches, top_k=trace.spec.top_k)
-        # Made again: the compared predictors have state from the comparison.
-        again = dict(family.export(trace.spec))
-        made |= {kind: quantise(predictor) for kind, predictor in again.items()} if int8 else again
+        for kind, parity in check_parity(family, own, batches).items():
+            agreement[kind] = parity.as_dict()
+            # Anew: the compared predictors have state from the comparison.
+            made[kind] = quantise(own[kind]) if int8 else own[kind].renewed()
     return made, agreement
 
 
 def describe_kinds(table: Mapping[str, Any]) -> str:
     """Return the card's table of the accuracy on other kinds of prompts; empty without any."""
-    kinds = table.get("other_kinds")
-    if not kinds:
+    keys = ("mean_accuracy", "worst_layer_accuracy", "tokens")
+    rows = [(kind, *(own[key] for key in keys)) for kind, own in table["other_kinds"].items()]
+    if not rows:
         return ""
-    columns = (
-        TableColumn("prompts", 0),
-        TableColumn("accuracy", (1, "mean_accuracy")),
-        TableColumn("worst layer", (1, "worst_layer_accuracy")),
-        TableColumn("tokens", (1, "tokens")),
-    )
-    lines = Table(columns=columns, rows=list(kinds.items())).markdown()
+    lines = Table.of(["prompts", "accuracy", "worst layer", "tokens"], rows).markdown()
     return "\n".join(["## Accuracy by kind of prompts", "", *lines])
 
 
 def write_entries(
-    folder: Path,
+    config: TrainConfig,
+    context: EvalContext,
     predictors: Mapping[str, Predictor],
     results: Mapping[str, dict[str, Any]],
     parities: Mapping[str, Mapping[str, Scalar]],
-    trace: Trace,
-    *,
-    model_name: str,
-    setting: str,
     training: Mapping[str, Mapping[str, Any] | None],
-    draws_figures: bool = True,
 ) -> dict[str, Path]:
     """Write a zoo entry for each predictor, with its held-out metrics; return their folders."""
-    written = {}
+    written, setting = {}, context.setting
     for name, predictor in predictors.items():
         table = results[name]
         names = ("accuracy", "fetch_rate", "good_pred", "promoe_good_pred")
         means = {key: table[f"mean_{key}"] for key in names}
+        written[name] = config.folder / "entries" / name
         write_entry(
-            folder / name,
+            written[name],
             predictor,
-            name=name_entry(model_name, name),
+            name=name_entry(config.model.name, name),
             metrics={
                 "held_out": {**means, "worst_layer_accuracy": table["worst_layer_accuracy"]},
                 "setting": setting,
                 "definitions": DEFINITIONS,
                 "layers": table,
             },
-            trace_digest=trace.digest,
+            trace_digest=context.trace.digest,
             parity=parities.get(name, {}),
             card_extra=f"fetch_rate and good_pred: {setting}, in which a token took "
             f"{format_or_dash(table['mean_tpot_ms'], decimals)} ms.\n\n{describe_kinds(table)}",
             training=training[name],
-            figure=draw_accuracy_figure(name, results) if draws_figures else None,
+            figure=draw_accuracy_figure(name, results) if config.figures else None,
         )
-        written[name] = folder / name
     return written
 
 
@@ -225,16 +207,15 @@ def read_finished(config: TrainConfig, trace: Trace) -> dict[str, Any] | None:
     The command line puts results of another configuration aside; without run.json, their
     configuration is not known. None with `overwrite`, too.
     """
-    assert config.run_dir is not None
-    path = config.run_dir / "results.json"
-    if config.overwrite or not path.is_file() or not (config.run_dir / RUN_FILE).is_file():
+    path = config.folder / "results.json"
+    if config.overwrite or not path.is_file() or not (config.folder / RUN_FILE).is_file():
         return None
     results: dict[str, Any] = json.loads(path.read_text())
-    manifests = [config.run_dir / "entries" / name / MANIFEST for name in results["entries"]]
+    manifests = [config.folder / "entries" / name / MANIFEST for name in results["entries"]]
     if results["trace"]["digest"] != trace.digest or not all(map(Path.is_file, manifests)):
         return None
     sys.stderr.write(
-        f"this training is finished: {path} has what it found, {config.run_dir / 'entries'} the "
+        f"this training is finished: {path} has what it found, {config.folder / 'entries'} the "
         "predictors; overwrite=true trains them anew\n"
     )
     return results

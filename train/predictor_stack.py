@@ -7,6 +7,7 @@ Shape suffixes: L layers, F figures, B batch, E experts.
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from predictors.base import Floats, Predictor, Signal
 from predictors.spec import ModelSpec
-from train.data import Batch, InputSpec
+from train.data import Batch, InputSpec, TraceBatches
 from train.errors import TrainCheckpointError, TrainError
 
 
@@ -28,8 +29,8 @@ class ReferenceScores(NamedTuple):
     """The event at which the predictor answers."""
     source: int
     """The layer of that event."""
-    target: int
-    scores_BE: Floats
+    scores_BE: Mapping[int, Floats]
+    """By the layer that is forecast."""
     logits_BE: Floats | None = None
     """The layer's router's, for a predictor that answers when it has chosen."""
 
@@ -39,7 +40,9 @@ class PredictorStack(nn.Module):
 
     labels: list[str]
     """Labels of the figures: `mlp/layer_03`, `residual/horizon_2/layer_05`."""
-    needs: InputSpec
+    needs = InputSpec()
+    batches: type[TraceBatches] = TraceBatches
+    """Batches that they are trained and validated on."""
     lr_share: float = 1.0
     """Its learning rate, as a share of the run's."""
 
@@ -78,28 +81,44 @@ MOST_LOSS = 2
 """Loss at an epoch's end, by the untrained networks' loss, above which a training has diverged."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FitSettings:
+    """All settings that the trained weights depend on, besides the trace."""
+
+    kinds: tuple[str, ...]
+    width: int
+    loss: str
+    max_epochs: int
+    batch_size: int
+    lr: float
+    weight_decay: float
+    seed: int
+    patience: int = 3
+    """Epochs without a better validation accuracy after which training stops."""
+    devices: int = 1
+
+
 class StackFit(LightningModule):
     """Trains families of networks on the same tokens, in one step each."""
 
     def __init__(
         self,
         families: Sequence[PredictorStack],
+        settings: FitSettings,
         *,
-        lr: float,
-        weight_decay: float,
         total_steps: int,
-        record: Mapping[str, Any],
+        trace_digest: str,
     ):
-        """`record`: what checkpoints are made from; one of another run is refused."""
+        """Checkpoints of other settings or of another trace are refused."""
         super().__init__()
-        self._record = json.loads(json.dumps({"format": CHECKPOINT_FORMAT, **record}))
+        record = {"format": CHECKPOINT_FORMAT, "trace": trace_digest, **asdict(settings)}
+        self._record = json.loads(json.dumps(record))
         self.families = nn.ModuleList(families)
         self.labels = [label for family in families for label in family.labels]
-        self._lr, self._weight_decay = lr, weight_decay
+        self._settings = settings
         self._total_steps = total_steps
-        self._hits_F = torch.zeros(len(self.labels))
-        self._wanted_F = torch.zeros(len(self.labels))
-        self._losses_F = torch.zeros(len(self.labels))
+        self._sums_3F = torch.zeros(3, len(self.labels))
+        """Of the validation so far: hits, chosen experts, and losses of all tokens."""
         self._validated = 0
         self._untrained_F: Tensor | None = None
         """Losses of the first batch, before any step."""
@@ -119,23 +138,29 @@ class StackFit(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         num_tokens = batch.chosen_LBK.size(1)
-        losses = [family.losses(batch) for family in self.families]
-        self._losses_F += torch.cat(losses).cpu() * num_tokens
+        sums = [
+            torch.stack([*family.hits(batch), family.losses(batch) * num_tokens])
+            for family in self.families
+        ]
+        self._sums_3F += torch.cat(sums, dim=1).cpu()
         self._validated += num_tokens
-        pairs = [family.hits(batch) for family in self.families]
-        self._hits_F += torch.cat([hits for hits, _ in pairs]).cpu()
-        self._wanted_F += torch.cat([wanted for _, wanted in pairs]).cpu()
 
     def on_validation_epoch_end(self) -> None:
         # One mean over all tokens, not a mean of the batches' means.
-        accuracy_F = self._hits_F / self._wanted_F.clamp(min=1)
-        loss_F = self._losses_F / max(1, self._validated)
-        losses = {"val/loss": loss_F.mean(), **mean_losses("val", self.labels, loss_F)}
-        self.log_dict({**mean_accuracies(self.labels, accuracy_F), **losses})
-        self._losses_F.zero_()
+        hits_F, wanted_F, losses_F = self._sums_3F
+        accuracy_F, loss_F = hits_F / wanted_F.clamp(min=1), losses_F / max(1, self._validated)
+        groups = [label.rpartition("/")[0] for label in self.labels]
+        self.log_dict(
+            {
+                **group_means("val/accuracy", self.labels, accuracy_F),
+                **group_means("val/mean_accuracy", groups, accuracy_F),
+                "val/mean_accuracy": accuracy_F.mean(),
+                "val/loss": loss_F.mean(),
+                **mean_losses("val", self.labels, loss_F),
+            }
+        )
+        self._sums_3F.zero_()
         self._validated = 0
-        self._hits_F.zero_()
-        self._wanted_F.zero_()
 
     def on_train_epoch_end(self) -> None:
         # Before this epoch's checkpoints are written.
@@ -149,7 +174,8 @@ class StackFit(LightningModule):
                 raise TrainError(
                     f"the training diverged in epoch {self.current_epoch + 1}: {name} is "
                     f"{loss:.4g}, and was {untrained[name]:.4g} before the first step. Lower the "
-                    f"learning rate (lr={self._lr / 10:g}) and start over with overwrite=true"
+                    f"learning rate (lr={self._settings.lr / 10:g}) and start over with "
+                    "overwrite=true"
                 )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -173,12 +199,12 @@ class StackFit(LightningModule):
             [
                 {
                     "params": list(family.parameters()),
-                    "lr": self._lr * family.lr_share,
+                    "lr": self._settings.lr * family.lr_share,
                     "name": "-".join(dict.fromkeys(map(kind_of, family.labels))),
                 }
                 for family in self.families
             ],
-            weight_decay=self._weight_decay,
+            weight_decay=self._settings.weight_decay,
             fused=True,
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
@@ -206,16 +232,6 @@ def mean_losses(stage: str, labels: Sequence[str], loss_F: Tensor) -> dict[str, 
     return group_means(f"{stage}/loss", list(map(kind_of, labels)), loss_F)
 
 
-def mean_accuracies(labels: Sequence[str], accuracy_F: Tensor) -> dict[str, Tensor]:
-    """Return accuracies: each figure, the mean of each group, and the mean of all."""
-    groups = [label.rpartition("/")[0] for label in labels]
-    return {
-        **group_means("val/accuracy", labels, accuracy_F),
-        **group_means("val/mean_accuracy", groups, accuracy_F),
-        "val/mean_accuracy": accuracy_F.mean(),
-    }
-
-
 def group_means(name: str, groups: Sequence[str], values_F: Tensor) -> dict[str, Tensor]:
     """Return `NAME/GROUP`, the mean over the figures of each group."""
     return {
@@ -230,10 +246,6 @@ class StepFigures(Callback):
     The norm is over all networks together; tokens are those of all devices. Validation takes no
     part in the time.
     """
-
-    def __init__(self) -> None:
-        self._since = 0.0
-        self._tokens = 0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._since, self._tokens = time.perf_counter(), 0

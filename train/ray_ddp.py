@@ -23,18 +23,9 @@ from collect.traces import Trace
 from runtime.config import ModelConfig
 from runtime.serving.ray_cluster import HEAD_POLL_SECONDS, HeadWatch
 from train.config import TrainConfig
-from train.fit import (
-    CHECKPOINTS,
-    LAST,
-    FitSettings,
-    Fitted,
-    run_epochs,
-    take_best_epoch,
-    trace_data,
-)
+from train.fit import CHECKPOINTS, LAST, FitSettings, Fitted, Training
 from train.nonlearned import RouterWeights
 from train.pipeline import make_stacks
-from train.predictor_stack import PredictorStack
 
 CURVES = Path("ray", "curves")
 """Folder, in the run folder, of the curves as the first process of each try writes them."""
@@ -43,15 +34,8 @@ PAUSE_SECONDS = 0.5
 """Between two questions to a head that does not answer."""
 
 
-def fit_ray_ddp(
-    trace: Trace,
-    families: Sequence[PredictorStack],
-    settings: FitSettings,
-    config: TrainConfig,
-    *,
-    loggers: Sequence[Logger],
-) -> Fitted:
-    """Trains `families`, which are as `make_stacks` makes them; all processes share RUN_DIR.
+def fit_ray_ddp(training: Training, config: TrainConfig, loggers: Sequence[Logger]) -> Fitted:
+    """Trains families as `make_stacks` makes them; all processes share RUN_DIR.
 
     Equals one process up to the order of additions: gradients are the mean of the shares'. The
     loggers get the curves when it has ended. When a process fails or its node dies, Ray starts all
@@ -61,8 +45,7 @@ def fit_ray_ddp(
         LaunchError: Ray Train is not installed, no such cluster, its head is lost, or a process
             failed too often.
     """
-    assert config.run_dir is not None
-    launcher, run_dir = config.launcher, config.run_dir
+    launcher, run_dir, settings = config.launcher, config.folder, training.settings
     owns_ray = join_ray(launcher, num_cpus=settings.devices * launcher.cpus)
     import ray
 
@@ -74,17 +57,17 @@ def fit_ray_ddp(
             f"launcher=ray devices={settings.devices} needs Ray Train ({error}): "
             "pip install 'moecast[ray]'"
         ) from error
-    started, folder = time.perf_counter(), run_dir / CHECKPOINTS
+    started, last = time.perf_counter(), training.folder / LAST
     shutil.rmtree(run_dir / CURVES, ignore_errors=True)
     if config.overwrite:
         # Not by one of the processes: another might still see it.
-        (folder / LAST).unlink(missing_ok=True)
-    resumed = (folder / LAST).exists()
+        last.unlink(missing_ok=True)
+    resumed = last.exists()
     resources = {"CPU": launcher.cpus} | ({"GPU": launcher.gpus} if launcher.gpus else {})
     trainer = TorchTrainer(
         train_share,
         train_loop_config={
-            "trace": absolute_path(trace.where),
+            "trace": absolute_path(training.trace.where),
             "model": {**asdict(config.model), "id": absolute_if_exists(config.model.id)},
             "settings": asdict(settings),
             "run_dir": str(run_dir.resolve()),
@@ -112,13 +95,7 @@ def fit_ray_ddp(
             ray.shutdown()
     tries = sorted((run_dir / CURVES).glob(f"*/{CSV}"))
     log_curves(tries, loggers)
-    return take_best_epoch(
-        families,
-        trace_data(trace, families, settings),
-        folder=folder,
-        started=started,
-        resumed=resumed or len(tries) > 1,
-    )
+    return training.take_best_epoch(started=started, resumed=resumed or len(tries) > 1)
 
 
 def watch_head(run: Callable[[], object], watch: HeadWatch) -> None:
@@ -158,16 +135,8 @@ def train_share(config: dict[str, Any]) -> None:
     # Lightning's logger would delete the file of an earlier try.
     tries = len(list((run_dir / CURVES).glob("*"))) if first else 0
     logger: Logger = CSVLogger(run_dir, name=str(CURVES), version=f"{tries:03d}")
-    run_epochs(
-        trace,
-        families,
-        settings,
-        trace_data(trace, families, settings),
-        folder=run_dir / CHECKPOINTS,
-        loggers=[logger],
-        strategy=RayDDPStrategy(),
-        environment=RayLightningEnvironment(),
-    )
+    training = Training(trace, families, settings, run_dir / CHECKPOINTS)
+    training.run_epochs([logger], strategy=RayDDPStrategy(), environment=RayLightningEnvironment())
 
 
 def log_curves(tries: Iterable[Path], loggers: Sequence[Logger]) -> None:

@@ -25,9 +25,10 @@ LOGIN = re.compile(r"(?<=://)[^/@]+@")
 def record_training(config: TrainConfig, trace: Trace) -> dict[str, Any]:
     """Returns what repeats this training: options, trace, seed, code and versions.
 
-    `command` is None if the training was called from Python, `code_revision` for an installed
-    package. Another number of `threads` may change the last bits of a sum. `trace.was_named` tells
-    whether the command named a finished trace; otherwise it recorded one from `options.data`.
+    `options` are plain values that compose to the same configuration. `command` is None if the
+    training was called from Python, `code_revision` for an installed package. Another number of
+    `threads` may change the last bits of a sum. `trace.was_named` tells whether the command named a
+    finished trace; otherwise it recorded one from `options.data`.
     """
     origin = None if config.run_dir is None else read_provenance(config.run_dir)
     plan, data = trace.manifest.plan, config.data
@@ -35,7 +36,11 @@ def record_training(config: TrainConfig, trace: Trace) -> dict[str, Any]:
     return {
         "format_version": 1,
         "command": None if origin is None else LOGIN.sub("", origin.command),
-        "options": resolved_options(config),
+        "options": {
+            key: hide_place(value)
+            for key, value in asdict(config).items()
+            if key not in (*DESTINATIONS, *SCORING)
+        },
         "seed": config.seed,
         "threads": torch.get_num_threads(),
         "code_revision": read_git_revision(),
@@ -55,13 +60,6 @@ def record_training(config: TrainConfig, trace: Trace) -> dict[str, Any]:
             "was_named": config.trace is not None,
         },
     }
-
-
-def resolved_options(config: TrainConfig) -> dict[str, Any]:
-    """Returns the configuration as plain values that compose to the same configuration."""
-    left_out = {*DESTINATIONS, *SCORING}
-    values = asdict(config).items()
-    return {key: hide_place(value) for key, value in values if key not in left_out}
 
 
 def hide_place(value: Any) -> Any:

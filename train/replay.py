@@ -1,6 +1,7 @@
 """FetchRate of held-out requests that are replayed on simulated machines."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from predictors.base import Predictor
@@ -107,7 +108,5 @@ def measure_machine(model: ModelConfig) -> Hardware:
     from runtime.profiling.local import measure
 
     loaded = load(model, system=SystemConfig(), budget="50%")
-    try:
+    with closing(loaded.moecast):
         return measure(loaded)
-    finally:
-        loaded.moecast.close()

@@ -40,7 +40,7 @@ from predictors.residual import FIRST_SOURCE, ForecastSource, ResidualPredictor,
 from predictors.spec import ModelSpec
 from train.data import Batch, InputSpec
 from train.export import residual_graph
-from train.networks import SMALLEST_SCALE, top_k_hits, uniform
+from train.networks import measure_features, top_k_hits, uniform
 from train.predictor_stack import PredictorStack, ReferenceScores
 
 KIND = "residual"
@@ -79,23 +79,24 @@ class ResidualStack(PredictorStack):
         horizons: int,
         width: int = WIDTH,
         rank: int = RANK,
-        decays: tuple[float, ...] = DECAYS,
     ):
         super().__init__()
         self.spec, self.sources = spec, list_sources(spec.num_layers)
-        self.horizons, self.decays = horizons, decays
-        targets = [list(source.targets(spec.num_layers, horizons)) for source in self.sources]
-        self.num_targets = max(map(len, targets))
+        self.horizons = horizons
+        self.targets = [source.targets(spec.num_layers, horizons) for source in self.sources]
+        self.num_targets = max(map(len, self.targets))
         # Sources near the top have fewer targets: the rest of their stack repeats the last one.
-        padded = [layers + [layers[-1]] * (self.num_targets - len(layers)) for layers in targets]
-        self.targets_NH = torch.tensor(padded)
-        self._used = [(n, h) for n, layers in enumerate(targets) for h in range(len(layers))]
-        self.labels = [
-            f"{KIND}/{group(self.sources[n], h)}/layer_{targets[n][h]:02d}" for n, h in self._used
+        padded = [
+            [*layers, *[layers[-1]] * (self.num_targets - len(layers))] for layers in self.targets
         ]
-        self.needs = InputSpec(
-            frozenset(TraceSignal(str(source.signal)) for source in self.sources), decays
-        )
+        targets_NH = torch.tensor(padded)
+        self._used = [(n, h) for n, layers in enumerate(self.targets) for h in range(len(layers))]
+        self._targets_X = [self.targets[n][h] for n, h in self._used]
+        self.labels = [
+            f"{KIND}/{group(self.sources[n], h)}/layer_{self.targets[n][h]:02d}"
+            for n, h in self._used
+        ]
+        self.needs = InputSpec(frozenset(source.signal for source in self.sources), DECAYS)
         num, hidden, experts = len(self.sources), spec.hidden_size, spec.num_experts
         outputs = self.num_targets * experts
         self.weight_in_NDF = nn.Parameter(uniform(num, hidden, width, inputs=hidden))
@@ -104,7 +105,7 @@ class ResidualStack(PredictorStack):
         low_rank = max(1, min(LOW_RANK, MOST_BY_EXPERT // (experts * outputs)))
         self.low_NDS = nn.Parameter(torch.randn(num, hidden, low_rank) / math.sqrt(hidden))
         self.by_expert_NESO = nn.Parameter(torch.zeros(num, experts, low_rank, outputs))
-        groups = len(decays)
+        groups = len(DECAYS)
         self.to_state_NGDR = nn.Parameter(
             torch.randn(num, groups, hidden, rank) / math.sqrt(hidden)
         )
@@ -115,9 +116,9 @@ class ResidualStack(PredictorStack):
         bias = torch.zeros(spec.num_layers, experts)
         if biases_LE is not None:
             bias = torch.from_numpy(biases_LE).float()
-        routers_NHED = teacher[self.targets_NH]
+        routers_NHED = teacher[targets_NH]
         self.router_NDO = nn.Parameter(routers_NHED.flatten(1, 2).transpose(1, 2).contiguous())
-        self.bias_out_NO = nn.Parameter(bias[self.targets_NH].flatten(1))
+        self.bias_out_NO = nn.Parameter(bias[targets_NH].flatten(1))
         self.register_buffer("teacher_LED", teacher)
         self.register_buffer("teacher_bias_LE", bias)
         self.register_buffer("token_mean_D", torch.zeros(hidden))
@@ -129,22 +130,14 @@ class ResidualStack(PredictorStack):
 
     # ---- inputs
 
-    def _pick(self, states: Mapping[TraceSignal, Tensor]) -> Tensor:
-        """`[N, B, D]`: each source's own signal and layer."""
-        return torch.stack([states[TraceSignal(str(s.signal))][s.layer] for s in self.sources])
-
-    def _pick_past(self, contexts: Mapping[TraceSignal, Tensor]) -> Tensor:
-        """`[N, G, B, D]`."""
-        picked = [contexts[TraceSignal(str(s.signal))][:, s.layer] for s in self.sources]
-        return torch.stack(picked)
+    def _pick(self, states: Mapping[str, Tensor]) -> Tensor:
+        """Each source's own signal and layer: `[N, B, D]`, of contexts `[N, G, B, D]`."""
+        return torch.stack([states[s.signal][..., s.layer, :, :] for s in self.sources])
 
     def normalise_by(self, batch: Batch) -> None:
-        states_NBD = self._pick(batch.states)
-        self.mean_ND.copy_(states_NBD.mean(1))
-        self.deviation_ND.copy_(states_NBD.std(1).clamp(min=SMALLEST_SCALE))
+        measure_features(self._pick(batch.states), self.mean_ND, self.deviation_ND)
         first_BD = batch.states[TraceSignal.LAYER_INPUT][0]
-        self.token_mean_D.copy_(first_BD.mean(0))
-        self.token_deviation_D.copy_(first_BD.std(0).clamp(min=SMALLEST_SCALE))
+        measure_features(first_BD, self.token_mean_D, self.token_deviation_D)
 
     # ---- products
 
@@ -175,7 +168,7 @@ class ResidualStack(PredictorStack):
         summed_NBF = summed_NBF + token_BQ @ self.weight_token_NQF
         if batch.contexts:
             assert batch.weight_GB is not None
-            past_NGBD = self._pick_past(batch.contexts)
+            past_NGBD = self._pick(batch.contexts)
             past_NGBD = past_NGBD - batch.weight_GB[..., None] * self.mean_ND[:, None, None]
             past_NGBD = past_NGBD / self.deviation_ND[:, None, None]
             context_NBR = (past_NGBD @ self.to_state_NGDR).transpose(1, 2).flatten(2)
@@ -193,17 +186,13 @@ class ResidualStack(PredictorStack):
         """`[X, B, E]`: without the repeated targets."""
         return torch.stack([values_NBHE[n, :, h] for n, h in self._used])
 
-    def _targets(self) -> Tensor:
-        return torch.stack([self.targets_NH[n, h] for n, h in self._used])
-
     def losses(self, batch: Batch) -> Tensor:
         logits_XBE = self._used_of(self(batch))
-        wanted_XBE = self._router_logits(batch).softmax(-1)[self._targets()]
+        wanted_XBE = self._router_logits(batch).softmax(-1)[self._targets_X]
         return (logits_XBE.logsumexp(-1) - (wanted_XBE * logits_XBE).sum(-1)).mean(-1)
 
     def hits(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        chosen_XBK = batch.chosen_LBK[self._targets()]
-        return top_k_hits(self._used_of(self(batch)), chosen_XBK)
+        return top_k_hits(self._used_of(self(batch)), batch.chosen_LBK[self._targets_X])
 
     @torch.no_grad()
     def calibrate(self, batches: Iterable[Batch]) -> None:
@@ -211,27 +200,22 @@ class ResidualStack(PredictorStack):
         logits, chosen = [], []
         for batch in islice(batches, CALIBRATION_BATCHES):
             logits.append(self._used_of(self(batch)))
-            chosen.append(batch.chosen_LBK[self._targets()])
-        whole_XNE, chosen_XNK = torch.cat(logits, 1), torch.cat(chosen, 1)
-        for f, (n, h) in enumerate(self._used):
-            scale, shift = platt(whole_XNE[f : f + 1], chosen_XNK[f : f + 1])
-            self.scale_NH[n, h], self.shift_NH[n, h] = scale[0], shift[0]
+            chosen.append(batch.chosen_LBK[self._targets_X])
+        forecasts = zip(self._used, torch.cat(logits, 1), torch.cat(chosen, 1), strict=True)
+        for (n, h), logits_BE, chosen_BK in forecasts:
+            self.scale_NH[n, h], self.shift_NH[n, h] = platt(logits_BE, chosen_BK)
 
     @torch.no_grad()
     def answers(self, batch: Batch) -> Iterator[ReferenceScores]:
         z_NBHE = self(batch).log_softmax(-1)
         scores_NBHE = self.scale_NH[:, None, :, None] * z_NBHE + self.shift_NH[:, None, :, None]
         logits_LBE = self._router_logits(batch).cpu().numpy()
-        for n, h in self._used:
-            source = self.sources[n]
-            yield ReferenceScores(
-                KIND,
-                source.signal,
-                source.layer,
-                int(self.targets_NH[n, h]),
-                scores_NBHE[n, :, h].sigmoid().cpu().numpy(),
-                logits_LBE[source.layer],
-            )
+        sources = zip(self.sources, self.targets, scores_NBHE, strict=True)
+        for (signal, layer), targets, scores_BHE in sources:
+            by_target = {
+                target: scores_BHE[:, h].sigmoid().cpu().numpy() for h, target in enumerate(targets)
+            }
+            yield ReferenceScores(KIND, signal, layer, by_target, logits_LBE[layer])
 
     def _graph(self, number: int, token: Mapping[str, Tensor]) -> bytes:
         """One source's graph: normalisation folded in, unused targets cut off.
@@ -240,11 +224,11 @@ class ResidualStack(PredictorStack):
         `token_bias`.
         """
         source = self.sources[number]
-        num_targets = len(source.targets(self.spec.num_layers, self.horizons))
+        num_targets = len(self.targets[number])
         outputs = num_targets * self.spec.num_experts
         inverse_D1 = self.deviation_ND[number].double().reciprocal()[:, None]
         mean_D = self.mean_ND[number].double()
-        share_G11 = 1 - torch.tensor(self.decays, dtype=torch.double)[:, None, None]
+        share_G11 = 1 - torch.tensor(DECAYS, dtype=torch.double)[:, None, None]
         state_GDR = inverse_D1 * self.to_state_NGDR[number].double() * share_G11
         state_DR = state_GDR.transpose(0, 1).flatten(1)
         in_DF = inverse_D1 * self.weight_in_NDF[number].double()
@@ -281,7 +265,7 @@ class ResidualStack(PredictorStack):
         out_DQ = (self.token_DQ / self.token_deviation_D[:, None]).double()
         token = {"token": out_DQ, "token_bias": -self.token_mean_D.double() @ out_DQ}
         graphs = {source: self._graph(n, token) for n, source in enumerate(self.sources)}
-        return {KIND: ResidualPredictor(spec, graphs, horizons=self.horizons, decays=self.decays)}
+        return {KIND: ResidualPredictor(spec, graphs, horizons=self.horizons, decays=DECAYS)}
 
 
 def group(source: ForecastSource, place: int) -> str:
@@ -305,54 +289,52 @@ LEAST_SCALE = 1e-3
 """A scale of 0 or below would not keep the order."""
 
 
-def platt(logits_XBE: Tensor, chosen_XBK: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns `(scale, shift)`, `[X]` each, fitted by Platt scaling.
+def platt(logits_BE: Tensor, chosen_BK: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns `(scale, shift)` of one forecast, fitted by Platt scaling.
 
     They minimise the cross-entropy of `sigmoid(scale z + shift)` against the chosen experts, with
     z the log-softmax over the experts; the scale is the softmax's temperature. The order of a
     token's experts stays.
     """
-    z_XM = logits_XBE.double().log_softmax(-1).flatten(1)
+    z_M = logits_BE.double().log_softmax(-1).flatten()
     # The id E is no choice.
-    wanted_XBE = torch.zeros_like(logits_XBE, dtype=torch.double)
-    wanted_XM = pad(wanted_XBE, (0, 1)).scatter(-1, chosen_XBK, 1.0)[..., :-1].flatten(1)
+    wanted_BE = torch.zeros_like(logits_BE, dtype=torch.double)
+    wanted_M = pad(wanted_BE, (0, 1)).scatter(-1, chosen_BK, 1.0)[:, :-1].flatten()
     # About the middle the two numbers hardly depend on each other, and the steps are straight.
-    middle_X1 = z_XM.mean(1, keepdim=True)
-    z_XM = z_XM - middle_X1
+    middle = z_M.mean()
+    z_M = z_M - middle
     # From saying the same of every expert, the first steps go up a slope that bends little.
-    share_X = wanted_XM.mean(1).clamp(1e-6, 1 - 1e-6)
-    found_X2 = torch.stack([torch.full_like(share_X, LEAST_SCALE), share_X.logit()], 1)
-    loss_X = cross_entropy(found_X2, z_XM, wanted_XM)
+    share = wanted_M.mean().clamp(1e-6, 1 - 1e-6)
+    found_2 = torch.stack([torch.full_like(share, LEAST_SCALE), share.logit()])
+    loss = cross_entropy(found_2, z_M, wanted_M)
     for _ in range(ITERATIONS):
-        step_X2 = newton_step(found_X2, z_XM, wanted_XM)
-        if step_X2.abs().max() < CLOSE_ENOUGH:
+        step_2 = newton_step(found_2, z_M, wanted_M)
+        if step_2.abs().max() < CLOSE_ENOUGH:
             break
         for _ in range(HALVINGS):
-            tried_X2 = found_X2 - step_X2
-            tried_X = cross_entropy(tried_X2, z_XM, wanted_XM)
-            better_X = (tried_X <= loss_X) & (tried_X2[:, 0] >= LEAST_SCALE)
-            if better_X.all():
+            tried_2 = found_2 - step_2
+            tried = cross_entropy(tried_2, z_M, wanted_M)
+            if tried <= loss and tried_2[0] >= LEAST_SCALE:
+                found_2, loss = tried_2, tried
                 break
-            step_X2 = torch.where(better_X[:, None], step_X2, step_X2 / 2)
-        found_X2 = torch.where(better_X[:, None], tried_X2, found_X2)
-        loss_X = torch.where(better_X, tried_X, loss_X)
-    scale_X, shift_X = found_X2.unbind(1)
-    return scale_X.float(), (shift_X - scale_X * middle_X1[:, 0]).float()
+            step_2 = step_2 / 2
+    scale, shift = found_2
+    return scale.float(), (shift - scale * middle).float()
 
 
-def cross_entropy(found_X2: Tensor, z_XM: Tensor, wanted_XM: Tensor) -> Tensor:
-    """`[X]`: mean over all pairs."""
-    said_XM = found_X2[:, :1] * z_XM + found_X2[:, 1:]
-    return (softplus(said_XM) - wanted_XM * said_XM).mean(1)
+def cross_entropy(found_2: Tensor, z_M: Tensor, wanted_M: Tensor) -> Tensor:
+    """Mean over all pairs."""
+    said_M = found_2[0] * z_M + found_2[1]
+    return (softplus(said_M) - wanted_M * said_M).mean()
 
 
-def newton_step(found_X2: Tensor, z_XM: Tensor, wanted_XM: Tensor) -> Tensor:
-    """`[X, 2]`, to be subtracted."""
-    chance_XM = (found_X2[:, :1] * z_XM + found_X2[:, 1:]).sigmoid()
-    error_XM, curve_XM = chance_XM - wanted_XM, chance_XM * (1 - chance_XM)
-    gradient_X2 = torch.stack([(error_XM * z_XM).mean(1), error_XM.mean(1)], 1)
-    a_X, b_X, d_X = ((curve_XM * z_XM**power).mean(1) for power in (2, 1, 0))
-    hessian_X22 = torch.stack([torch.stack([a_X, b_X], 1), torch.stack([b_X, d_X], 1)], 1)
-    eye = DAMPING * torch.eye(2, dtype=torch.double)
-    size_X = hessian_X22.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
-    return torch.linalg.solve(hessian_X22 + size_X[:, None, None] * eye, gradient_X2)
+def newton_step(found_2: Tensor, z_M: Tensor, wanted_M: Tensor) -> Tensor:
+    """`[2]`, to be subtracted."""
+    chance_M = (found_2[0] * z_M + found_2[1]).sigmoid()
+    error_M, curve_M = chance_M - wanted_M, chance_M * (1 - chance_M)
+    gradient_2 = torch.stack([(error_M * z_M).mean(), error_M.mean()])
+    a, b, d = ((curve_M * z_M**power).mean() for power in (2, 1, 0))
+    hessian_22 = torch.stack([a, b, b, d]).view(2, 2)
+    eye_22 = DAMPING * torch.eye(2, dtype=torch.double)
+    damping_22 = hessian_22.diagonal().mean().clamp(min=1e-12) * eye_22
+    return torch.linalg.solve(hessian_22 + damping_22, gradient_2)

@@ -5,6 +5,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,15 +34,15 @@ class ResumableJob(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class FinishedPieces:
     """Figures of a folder's finished pieces, a JSON file for each digest."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    folder: Path
 
     def path(self, digest: str) -> Path:
         """Return the file of a piece, which exists once it is finished."""
-        return self._folder / f"{digest}.json"
+        return self.folder / f"{digest}.json"
 
     def read(self, digest: str) -> dict[str, Any]:
         figures: dict[str, Any] = json.loads(self.path(digest).read_bytes())
@@ -75,9 +76,9 @@ def run_jobs(
     # Spawned, not forked: this process may have threads (onnxruntime, the progress bar).
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(
-        max_workers=min(workers, len(jobs)), mp_context=context, initializer=_ignore_interrupts
-    ) as pool:
+    # Ctrl-C, which reaches every process of the terminal, is left to this one.
+    ignoring = signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(min(workers, len(jobs)), context, *ignoring) as pool:
         running = {pool.submit(_run_in_worker, job, folder): job for job in ordered}
         try:
             for ended in as_completed(running):
@@ -89,11 +90,6 @@ def run_jobs(
                 process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which reaches every process of the terminal, to the first one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _run_in_worker(job: ResumableJob, folder: Path) -> None:

@@ -14,7 +14,6 @@ Shape suffixes: L layers, N rows, B batch or stretch, D hidden size, R pooled, X
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,13 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from collect.traces import Trace, TraceSignal
-from predictors.base import Floats, Predictor, softmax
+from predictors.base import Floats, Ints, Predictor, softmax
 from predictors.metrics import mark_used
 from predictors.reuse import NUM_FADING, ReusePredictor, fade, normalize_sums
 from predictors.spec import ModelSpec
-from train.data import Batch, TraceBatches
+from train.data import Batch, Pool, TraceBatches, read_layers
 from train.export import reuse_graph
-from train.networks import SMALLEST_SCALE, uniform
+from train.networks import measure_features, uniform
 from train.predictor_stack import PredictorStack, ReferenceScores
 
 STRETCH_ROWS = 4_096
@@ -43,49 +42,23 @@ GAMMA = 0.7
 AHEAD = 24
 """Rows behind a stretch that are looked at: .7 ** 24 is a five-thousandth."""
 
-NOTHING = torch.empty(0)
+FADING, VALUE = "fading", "value"
+"""States of a batch: `[L, B, X]`, the decaying means that the networks see, and `[L, B, E]`, the
+share of the near future in which each expert is used, in [0, 1]."""
 
 
-@dataclass
-class ReuseBatch(Batch):
-    """Gate inputs in `states`, with fading counts of the past and discounted uses of the future."""
-
-    fading_LBX: Tensor = NOTHING
-    """`[L, B, F E]`: the decaying means that the networks see."""
-    value_LBE: Tensor = NOTHING
-    """Share of the near future in which each expert is used, in [0, 1]."""
-
-    @classmethod
-    def of(cls, gate_LBD: Tensor, chosen: Tensor, fading: Tensor, value: Tensor) -> "ReuseBatch":
-        return cls(chosen, {TraceSignal.GATE_INPUT: gate_LBD}, fading_LBX=fading, value_LBE=value)
-
-    def take(self, rows: Tensor) -> "ReuseBatch":
-        """Return some of the rows."""
-        return ReuseBatch.of(
-            self.gate_LBD[:, rows],
-            self.chosen_LBK[:, rows],
-            self.fading_LBX[:, rows].float(),
-            self.value_LBE[:, rows],
-        )
-
-
-def read_stretch(trace: Trace, rows_N: NDArray[np.int64], first: int, last: int) -> ReuseBatch:
+def read_stretch(trace: Trace, rows_N: NDArray[np.int64], first: int, last: int) -> Pool:
     """Rows `first..last` of `rows_N`, one request after another as a server without rest runs them.
 
     A prompt counts token by token, as generated tokens do. `last` is excluded.
     """
-    spec, layers = trace.spec, range(trace.spec.num_layers)
-
-    def read(signal: TraceSignal, rows: NDArray[np.int64]) -> NDArray:
-        return np.stack([trace.column(signal, layer)[rows] for layer in layers])
-
-    start = max(0, first - WARM_UP)
+    spec, start = trace.spec, max(0, first - WARM_UP)
     inside = slice(first - start, last - start)
-    chosen_LNK = read(TraceSignal.EXPERTS, rows_N[start : last + AHEAD]).astype(np.int64)
+    around = rows_N[start : last + AHEAD]
+    chosen_LNK = read_layers(trace, TraceSignal.EXPERTS, around).astype(np.int64)
     used_NLE = np.stack([mark_used(own_NK, spec.num_experts) for own_NK in chosen_LNK], axis=1)
-    gate_LND = read(TraceSignal.GATE_INPUT, rows_N[first:last]).astype(np.float32)
-    logits_LNE = read(TraceSignal.GATE_LOGITS, rows_N[start:last]).astype(np.float32)
-    chance_NLE = softmax(logits_LNE).swapaxes(0, 1)
+    logits_LNE = read_layers(trace, TraceSignal.GATE_LOGITS, rows_N[start:last])
+    chance_NLE = softmax(logits_LNE.astype(np.float32)).swapaxes(0, 1)
     state_LFE = np.zeros((spec.num_layers, NUM_FADING, spec.num_experts), np.float32)
     fading_BLFE = np.empty((last - first, *state_LFE.shape), np.float16)
     for place in range(last - start):
@@ -93,12 +66,12 @@ def read_stretch(trace: Trace, rows_N: NDArray[np.int64], first: int, last: int)
         if place >= inside.start:
             fading_BLFE[place - inside.start] = normalize_sums(state_LFE)
     value_BLE = future(used_NLE[inside.start :], GAMMA)[: last - first]
-    return ReuseBatch.of(
-        torch.from_numpy(gate_LND),
-        torch.from_numpy(chosen_LNK[:, inside]),
-        torch.from_numpy(fading_BLFE.reshape(*fading_BLFE.shape[:2], -1).swapaxes(0, 1)),
-        torch.from_numpy(value_BLE.swapaxes(0, 1)),
-    )
+    states = {
+        TraceSignal.GATE_INPUT: read_layers(trace, TraceSignal.GATE_INPUT, rows_N[first:last]),
+        FADING: fading_BLFE.reshape(*fading_BLFE.shape[:2], -1).swapaxes(0, 1),
+        VALUE: value_BLE.swapaxes(0, 1),
+    }
+    return Pool(chosen_LNK[:, inside], states)
 
 
 def future(used_NLE: Floats, gamma: float) -> Floats:
@@ -112,29 +85,21 @@ def future(used_NLE: Floats, gamma: float) -> Floats:
 class ReuseBatches(TraceBatches):
     """Stretches of the trace in random order, their tokens in random order.
 
-    A pass drops what does not fill a batch. `epoch` None: in order, nothing dropped.
+    What does not fill a batch is dropped of each stretch. `epoch` None: in order, nothing dropped.
     """
 
-    def __len__(self) -> int:
-        sizes = np.diff([*range(0, len(self._rows), STRETCH_ROWS), len(self._rows)])
-        if self._epoch is not None:
-            return int((sizes // self._batch_size).sum())
-        return int((-(-sizes // self._batch_size)).sum())
+    @property
+    def pool_rows(self) -> int:
+        return STRETCH_ROWS
 
-    def __iter__(self) -> Iterator[Batch]:
-        random = np.random.default_rng([self._seed, self._epoch or 0])
+    def _pools(self) -> Iterator[tuple[Pool, Ints]]:
+        random = np.random.default_rng([self.seed, self.epoch or 0])
         starts = np.arange(0, len(self._rows), STRETCH_ROWS)
-        number, devices = self._share
-        for first in (starts if self._epoch is None else random.permutation(starts)).tolist():
+        for first in (starts if self.epoch is None else random.permutation(starts)).tolist():
             last = min(first + STRETCH_ROWS, len(self._rows))
-            stretch = read_stretch(self._trace, self._rows, first, last)
             order = np.arange(last - first)
-            if self._epoch is not None:
-                order = random.permutation(order)
-                order = order[: len(order) // self._batch_size * self._batch_size]
-            for place in range(0, len(order), self._batch_size):
-                take = order[place : place + self._batch_size][number::devices]
-                yield stretch.take(torch.from_numpy(take))
+            stretch = read_stretch(self.trace, self._rows, first, last)
+            yield stretch, order if self.epoch is None else random.permutation(order)
 
 
 KIND = "reuse"
@@ -156,6 +121,7 @@ class ReuseStack(PredictorStack):
     deviation_LD: Tensor
     mean_LX: Tensor
     deviation_LX: Tensor
+    batches = ReuseBatches
     lr_share = 0.25
     """On three layers and 4,000 held-out tokens at 25 % of the experts: a quarter of the run's rate
     closes 44.0 % of the gap to Belady, all of it 43.3 %; at 75 % of the experts 38.3 and 36.2 %."""
@@ -179,36 +145,29 @@ class ReuseStack(PredictorStack):
             self.register_buffer(f"deviation_{name}", torch.ones(layers, number))
 
     def normalise_by(self, batch: Batch) -> None:
-        assert isinstance(batch, ReuseBatch)
-        for given, mean, deviation in (
-            (batch.gate_LBD, self.mean_LD, self.deviation_LD),
-            (batch.fading_LBX, self.mean_LX, self.deviation_LX),
-        ):
-            mean.copy_(given.mean(1))
-            deviation.copy_(given.std(1).clamp(min=SMALLEST_SCALE))
+        measure_features(batch.gate_LBD, self.mean_LD, self.deviation_LD)
+        measure_features(batch.states[FADING], self.mean_LX, self.deviation_LX)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits `[L, B, E]`."""
-        assert isinstance(batch, ReuseBatch)
         normal_LBD = (batch.gate_LBD - self.mean_LD[:, None]) / self.deviation_LD[:, None]
-        normal_LBX = (batch.fading_LBX - self.mean_LX[:, None]) / self.deviation_LX[:, None]
+        normal_LBX = (batch.states[FADING] - self.mean_LX[:, None]) / self.deviation_LX[:, None]
         features_LBY = torch.cat([normal_LBD @ self.pool_LDR, normal_LBX], dim=-1)
         middle_LBF = torch.baddbmm(self.bias_in_LF[:, None], features_LBY, self.weight_in_LYF)
         straight_LBE = torch.baddbmm(self.bias_out_LE[:, None], features_LBY, self.straight_LYE)
         return torch.baddbmm(straight_LBE, middle_LBF.relu(), self.weight_out_LFE)
 
     def losses(self, batch: Batch) -> Tensor:
-        assert isinstance(batch, ReuseBatch)
         every = nn.functional.binary_cross_entropy_with_logits(
-            self(batch), batch.value_LBE, reduction="none"
+            self(batch), batch.states[VALUE], reduction="none"
         )
         return every.sum(-1).mean(-1)
 
     def hits(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        assert isinstance(batch, ReuseBatch)
+        value_LBE = batch.states[VALUE]
         kept = self(batch).topk(self.num_kept, dim=-1).indices
-        best = batch.value_LBE.topk(self.num_kept, dim=-1).values
-        return batch.value_LBE.gather(-1, kept).sum((1, 2)), best.sum((1, 2))
+        best = value_LBE.topk(self.num_kept, dim=-1).values
+        return value_LBE.gather(-1, kept).sum((1, 2)), best.sum((1, 2))
 
     @torch.no_grad()
     def export(self, spec: ModelSpec) -> Mapping[str, Predictor]:
@@ -224,9 +183,9 @@ class ReuseStack(PredictorStack):
                 "from_pool": from_features_YO[:POOLED],
                 "from_means": from_features_YO[POOLED:],
                 "bias": torch.cat([self.bias_in_LF[layer], self.bias_out_LE[layer]]),
+                "out": self.weight_out_LFE[layer],
                 "means_centre": self.mean_LX[layer],
                 "means_factor": 1 / self.deviation_LX[layer],
-                "out": self.weight_out_LFE[layer],
             }
             graphs[layer] = reuse_graph(
                 {key: value.float().cpu().numpy() for key, value in weights.items()},

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,16 +15,16 @@ from collect.traces import Trace, TraceSignal
 from predictors.base import Predictor
 from train.checkpoint import require_training_space
 from train.config import TrainConfig
-from train.data import EpochData, require_requests
+from train.data import require_requests
 from train.eviction_eval import DEFINITION, PER_LAYER, compare_policies, decode_figures, gap_table
 from train.export import quantise
 from train.find_trace import find_trace
-from train.fit import CHECKPOINTS, FitSettings, Fitted, fit, make_settings
+from train.fit import CHECKPOINTS, FitSettings, Fitted, Training, make_settings
 from train.pipeline import open_published, read_finished
 from train.record_training import record_training
 from train.report.serving import draw_reuse_figure
-from train.reuse import KIND, WIDTH, ReuseBatches, ReuseStack
-from train.tracking.run import GROUP, TrackedRun, resolved_settings
+from train.reuse import KIND, WIDTH, ReuseStack
+from train.tracking.run import GROUP, TrackedRun
 from zoo.entry import write_entry
 from zoo.load import load_entry
 from zoo.manifest import name_entry
@@ -39,7 +38,6 @@ def train_and_publish(config: TrainConfig, trace: Trace, tracked: TrackedRun) ->
     Its curves are `reuse-NAME` in the run's loggers. The table of hit rates is printed and, with
     the training and the entry, returned for results.json.
     """
-    assert config.run_dir is not None
     training: dict[str, Any] = {}
     if config.zoo is None:
         sys.stderr.write(f"training {KIND} on {len(trace.rows('train')):,} tokens\n")
@@ -51,7 +49,7 @@ def train_and_publish(config: TrainConfig, trace: Trace, tracked: TrackedRun) ->
         predictor, record = load_entry(entry, spec=trace.spec), entry.training()
     sys.stderr.write("replaying held-out requests under every eviction policy\n")
     tables = compare_policies(trace, [predictor], num_tokens=config.replay_tokens)
-    folder, held_out = config.run_dir / "entries" / KIND, decode_figures(tables, KIND)
+    folder, held_out = config.folder / "entries" / KIND, decode_figures(tables, KIND)
     write_entry(
         folder,
         predictor,
@@ -82,7 +80,7 @@ def reuse_settings(config: TrainConfig) -> FitSettings:
     With launcher=ray it is trained on one device: Lightning would run the whole command once more
     for each other device, and each of these commands would train everything with Ray again.
     """
-    settings = make_settings(config, (KIND,), width=WIDTH)
+    settings = replace(make_settings(config, (KIND,)), width=WIDTH)
     return replace(settings, devices=1) if config.launcher.kind is LauncherKind.RAY else settings
 
 
@@ -94,23 +92,13 @@ def fit_reuse(
     The weights are those of the best epoch on requests set aside. Resumes from the run folder's
     checkpoint.
     """
-    assert config.run_dir is not None
     require_requests(trace)
     seed_everything(config.seed, verbose=False)
     stack = ReuseStack(trace.spec)
-    require_training_space(config.run_dir, [stack])
-    fitted = fit(
-        trace,
-        [stack],
-        reuse_settings(config),
-        run_dir=config.run_dir,
-        loggers=loggers,
-        overwrite=config.overwrite,
-        data=EpochData(
-            partial(ReuseBatches, trace, batch_size=config.batch_size, seed=config.seed)
-        ),
-        checkpoints=f"{CHECKPOINTS}/{KIND}",
-    )
+    require_training_space(config.folder, [stack])
+    folder = config.folder / CHECKPOINTS / KIND
+    training = Training(trace, [stack], reuse_settings(config), folder)
+    fitted = training.fit(loggers, overwrite=config.overwrite)
     predictor = stack.export(trace.spec)[KIND]
     return quantise(predictor) if config.predictor.int8 else predictor, fitted
 
@@ -123,7 +111,7 @@ def train_reuse(config: TrainConfig) -> dict[str, Any]:
     if (finished := read_finished(config, trace)) is not None:
         return finished
     with TrackedRun(config) as tracked:
-        tracked.start(resolved_settings(config, trace), trace)
+        tracked.start(trace)
         trained = train_and_publish(config, trace, tracked)
     return {
         "model": trace.spec.as_dict(),

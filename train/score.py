@@ -21,7 +21,6 @@ from train.find_trace import find_differences, find_trace
 from train.kinds import collect_signals
 from train.replay import describe_machines, first_tokens, measure_fetching
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
-from train.scoring import worst_layer
 from zoo.commands import print_line
 from zoo.commands.list import comparison_table
 from zoo.comparison import pair_figures
@@ -126,6 +125,8 @@ def score_forecasts(
     by_request = RequestAccuracy(len(trace.request_table), num_layers=trace.spec.num_layers)
     layers = score_layers(predictor.for_all_tokens(), trace, split, by_request=by_request)
     table = accuracy_table(layers)
+    least = table["worst_layer_accuracy"]
+    worst = None if least is None else table["accuracy"].index(least)
     (hardware,) = describe_machines([config.hardware], config.shape, config.model)
     fetched = measure_fetching(
         first_tokens(trace.steps(split), config.replay_tokens),
@@ -136,13 +137,11 @@ def score_forecasts(
     )
     figures = {
         "accuracy": table["mean_accuracy"],
-        "worst_layer_accuracy": worst_layer(table["accuracy"]),
+        "worst_layer_accuracy": least,
         "fetch_rate": fetched["mean_fetch_rate"],
         "good_pred": fetched["mean_good_pred"],
         "promoe_good_pred": fetched["mean_promoe_good_pred"],
     }
-    known = [value for value in table["accuracy"] if value is not None]
-    worst = table["accuracy"].index(min(known)) if known else None
     verdicts = []
     for metric, layer in (("accuracy", None), ("worst_layer_accuracy", worst)):
         on_card, here = entry.manifest.metrics.get(metric), figures[metric]

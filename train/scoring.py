@@ -4,8 +4,9 @@ Shape suffixes: B requests that decode together.
 """
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from collect.traces import Trace
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor, Signal
 from predictors.metrics import ENTRY, Phase
-from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from runtime.sim.step import RecordedStep
 from train.accuracy import accuracy_table, measure_horizons, score_layers
+from train.config import ScoringConfig
 from train.evaluate.forecasts import record_forecasts
 from train.replay import first_tokens, is_decode, measure_fetching
 
@@ -30,18 +31,18 @@ class EvalContext:
     """Its held-out requests are scored."""
     shifted: Trace | None
     """Prompts of another distribution, all of which are scored; None: not scored."""
-    system: SystemConfig
-    hardware: tuple[Hardware, ...]
+    others: Mapping[str, Trace] = field(default_factory=dict)
+    """Prompts of other kinds, scored in the same way."""
+    hardware: Sequence[Hardware]
     """Tables by layer show the figures of the first one."""
-    budget: str
-    replay_tokens: int
+    config: ScoringConfig
 
     @property
     def setting(self) -> str:
         """Description for tables and model cards."""
         machines = " and ".join(machine.name for machine in self.hardware)
         return (
-            f"system {self.system.name}, hardware {machines}, budget {self.budget}, "
+            f"system {self.config.system.name}, hardware {machines}, budget {self.config.budget}, "
             f"replay of {self.num_replayed:,} generated held-out tokens"
         )
 
@@ -52,7 +53,14 @@ class EvalContext:
 
     def steps(self) -> Iterator[RecordedStep]:
         """Return the steps of the replay."""
-        return first_tokens(self.trace.steps("held_out"), self.replay_tokens)
+        return first_tokens(self.trace.steps("held_out"), self.config.replay_tokens)
+
+    def replay(self, predictor: Predictor, hardware: Hardware) -> dict[str, Any]:
+        """Replay them with a predictor's forecasts; return what `measure_fetching` does."""
+        system, budget = self.config.system, self.config.budget
+        return measure_fetching(
+            self.steps(), predictor, system=system, hardware=hardware, budget=budget
+        )
 
 
 def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any]:
@@ -62,10 +70,8 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
     not help it in the next.
     """
     table = accuracy_table(score_layers(predictor.for_all_tokens(), context.trace))
-    table["worst_layer_accuracy"] = worst_layer(table["accuracy"])
     machines = {
-        machine.name: replay_context(predictor.renewed(), context, machine)
-        for machine in context.hardware
+        machine.name: context.replay(predictor.renewed(), machine) for machine in context.hardware
     }
     first = machines[context.hardware[0].name]
     return {
@@ -82,6 +88,9 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
         "by_horizon": score_horizons(predictor, context)
         if getattr(predictor, "horizons", 1) > 1
         else None,
+        "other_kinds": {
+            kind: score_shifted(predictor, other) for kind, other in context.others.items()
+        },
     }
 
 
@@ -92,17 +101,10 @@ def score_horizons(predictor: Predictor, context: EvalContext) -> dict[str, Any]
     for name, row in scores.items():
         if name != ENTRY:
             alone = recorded.at_distance(name).predictor(context.trace.spec)
-            fetched = replay_context(alone, context, context.hardware[0])
+            fetched = context.replay(alone, context.hardware[0])
             for key in ("mean_replay_accuracy", "mean_fetch_rate", "mean_good_pred"):
                 row[key] = fetched[key]
     return scores
-
-
-def replay_context(
-    predictor: Predictor, context: EvalContext, hardware: Hardware
-) -> dict[str, Any]:
-    steps, system, budget = context.steps(), context.system, context.budget
-    return measure_fetching(steps, predictor, system=system, hardware=hardware, budget=budget)
 
 
 def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
@@ -111,28 +113,22 @@ def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
     A predictor that learns while it serves learns from them.
     """
     table = accuracy_table(score_layers(predictor.for_all_tokens(), shifted, None))
+    keys = ("accuracy", "mean_accuracy", "worst_layer_accuracy", "tokens")
     return {
-        "accuracy": table["accuracy"],
-        "mean_accuracy": table["mean_accuracy"],
-        "worst_layer_accuracy": worst_layer(table["accuracy"]),
-        "tokens": table["tokens"],
+        **{key: table[key] for key in keys},
         "dataset": shifted.manifest.plan.dataset,
         "trace_digest": shifted.digest,
     }
 
 
-def worst_layer(accuracy: list[float | None]) -> float | None:
-    return min((value for value in accuracy if value is not None), default=None)
-
-
 BATCHES = (1, 8, 64)
-WARM_STEPS = 3
-"""Sessions and caches are warm from then on."""
+TIMED_STEPS, WARM_STEPS = 40, 3
+"""Steps of a measurement; sessions and caches are warm after the first of them."""
 
 
-def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterator[TraceStep]:
-    """Yield steps in which `batch` requests decode one token each, as a server runs them."""
-    rows = trace.rows(split)
+def decode_steps(trace: Trace, batch: int) -> Iterator[TraceStep]:
+    """Yield `TIMED_STEPS` steps in which `batch` requests decode, as a server runs them."""
+    rows = trace.rows("held_out")
     rows = rows[trace.phases[rows] == Phase.DECODE]
     starts = np.flatnonzero(np.diff(trace.requests[rows], prepend=-1))
     lengths = np.diff(starts, append=len(rows))
@@ -140,70 +136,62 @@ def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterat
         return
     # Round and round where there are fewer requests or tokens than that.
     which_B = np.arange(batch) % len(starts)
-    for step in range(num_steps):
+    for step in range(TIMED_STEPS):
         turn = step + np.arange(batch) // len(starts)
         yield TraceStep(trace, rows[starts[which_B] + turn % lengths[which_B]])
 
 
-def measure_latency(predictor: Predictor, trace: Trace, *, num_steps: int = 40) -> dict[str, Any]:
+def measure_latency(predictor: Predictor, trace: Trace) -> dict[str, Any]:
     """Measures the time of a predictor's events for each batch size, in microseconds.
 
     Returns median and 99th percentile of one layer's events, and of a step's beginning and end;
     null if the trace has no generated tokens.
     """
     return {
-        str(batch): _time_steps(
-            predictor.renewed(), list(decode_steps(trace, batch, num_steps, "held_out"))
-        )
+        str(batch): _time_steps(predictor.renewed(), [*decode_steps(trace, batch)])
         for batch in BATCHES
     }
 
 
 def _time_steps(predictor: Predictor, steps: list[TraceStep]) -> dict[str, float] | None:
-    signals = predictor.signals
     layers: list[float] = []
     ends: list[float] = []
     for place, step in enumerate(steps):
         # Separate requests, so that no id is that of two tokens of a step.
-        requests = np.arange(step.num_tokens)
-        inputs = [
-            (
-                step.layer_input(layer) if Signal.LAYER_INPUT in signals else None,
-                step.gate_input(layer) if Signal.GATE_INPUT in signals else None,
-                step.experts(layer) if Signal.ROUTED in signals else None,
-                step.logits(layer) if Signal.LOGITS in signals else None,
-            )
-            for layer in range(predictor.spec.num_layers)
-        ]
-        tokens = step.tokens_T
-        started = time.perf_counter()
-        predictor.begin_step(tokens, requests)
-        edge = time.perf_counter() - started
-        taken = []
-        for layer, (entering, gated, experts, logits) in enumerate(inputs):
-            started = time.perf_counter()
-            if entering is not None:
-                predictor.layer_input(layer, entering)
-            if gated is not None:
-                predictor.gate_input(layer, gated)
-            if experts is not None:
-                predictor.routed(layer, experts, logits)
-            taken.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        predictor.end_step()
-        edge += time.perf_counter() - started
+        begin = partial(predictor.begin_step, step.tokens_T, np.arange(step.num_tokens))
+        events = [layer_events(predictor, step, at) for at in range(predictor.spec.num_layers)]
+        edge = time_calls([begin])
+        taken = [time_calls(calls) for calls in events]
+        edge += time_calls([predictor.end_step])
         if place >= WARM_STEPS:
             layers += taken
             ends.append(edge)
     if not layers:
         return None
     return {
-        "layer_p50": micro(layers, 50),
-        "layer_p99": micro(layers, 99),
-        "begin_and_end_p50": micro(ends, 50),
-        "begin_and_end_p99": micro(ends, 99),
+        f"{part}_p{percent}": round(float(np.percentile(seconds, percent)) * 1e6, 1)
+        for part, seconds in (("layer", layers), ("begin_and_end", ends))
+        for percent in (50, 99)
     }
 
 
-def micro(seconds: list[float], percent: float) -> float:
-    return round(float(np.percentile(seconds, percent)) * 1e6, 1)
+def layer_events(predictor: Predictor, step: TraceStep, layer: int) -> list[Callable[[], object]]:
+    """Return the calls of a layer that the predictor listens to, their arrays in memory."""
+    signals = predictor.signals
+    calls: list[Callable[[], object]] = []
+    if Signal.LAYER_INPUT in signals:
+        calls.append(partial(predictor.layer_input, layer, step.layer_input(layer)))
+    if Signal.GATE_INPUT in signals:
+        calls.append(partial(predictor.gate_input, layer, step.gate_input(layer)))
+    if Signal.ROUTED in signals:
+        logits_TE = step.logits(layer) if Signal.LOGITS in signals else None
+        calls.append(partial(predictor.routed, layer, step.experts(layer), logits_TE))
+    return calls
+
+
+def time_calls(calls: list[Callable[[], object]]) -> float:
+    """Return the seconds that the calls take one after another."""
+    started = time.perf_counter()
+    for call in calls:
+        call()
+    return time.perf_counter() - started

@@ -100,7 +100,7 @@ def write_predictors(model: ModelConfig, folder: Path, *, seed: int) -> None:
     # One after another: those of the largest model take a gigabyte each.
     for make in (
         lambda: PlainStack(spec, network_specs(spec, ["stride"]), width=width, loss="bce"),
-        lambda: ResidualStack(spec, routers.matrices_LED, None, horizons=HORIZONS),
+        lambda: ResidualStack(spec, routers.weights[0], None, horizons=HORIZONS),
         lambda: ReuseStack(spec),
     ):
         for predictor in map(quantise, make().export(spec).values()):

@@ -25,7 +25,6 @@ from train.evaluate.report import write_report
 from train.evaluate.results import make_results
 from train.evaluate.table import show
 from train.evaluate.variants import (
-    FoundPredictor,
     PredictorSources,
     ReplayCase,
     figure_condition,
@@ -40,13 +39,23 @@ from train.resumable import FinishedPieces, run_jobs
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Replay every system in every condition and return what results.json holds.
 
-    An interrupted command resumes when it is given the same run_dir: a finished replay is a file
-    there, named by the digest of everything that decides its figures.
+    A trace that was named is opened, of whatever model; the model's own is recorded if it is
+    missing. An interrupted command resumes when it is given the same run_dir: a finished replay is
+    a file there, named by the digest of everything that decides its figures.
+
+    Raises:
+        TrainError: the named trace is not there or incomplete.
+        TraceError: it is damaged, or not finished.
+        PromptError, DiskFullError, CheckpointError: it cannot be recorded.
     """
     started = time.perf_counter()
     predictor, entries = separate_run(config.predictor, config.entries)
     config = replace(config, predictor=predictor, entries=entries)
-    trace = open_trace(config)
+    if config.trace is None:
+        trace = find_trace(config, ALL_SIGNALS)
+    else:
+        # Of any model.
+        trace = open_named_trace(config.trace, config.model)
     model = find_traced_model(trace, config.model)
     machines = list_machines(config.hardware, config.shape, model)
     check_budgets(config, trace, machines)
@@ -56,44 +65,38 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     for name, reason in missing.items():
         sys.stderr.write(f"left out: {name}: {reason}\n")
     cases = list(list_cases(config, variants, machines))
-    rows = replay_all(cases, config, trace, sources.found)
+    rows = replay_all(cases, config, sources)
     results = make_results(
         config,
-        trace=trace,
+        sources,
         machines=machines,
         variants=variants,
         missing=missing,
-        predictors=sources.found,
         rows=rows,
         seconds=time.perf_counter() - started,
     )
     show(results, console=Console())
     if config.figures:
         condition = figure_condition(config)
-        assert config.run_dir is not None
-        path = write_report(results, rows, folder=config.run_dir, condition=condition)
+        path = write_report(results, rows, folder=config.folder, condition=condition)
         sys.stderr.write(f"report: {path}\n")
     return results
 
 
 def replay_all(
-    cases: Sequence[ReplayCase],
-    config: EvaluateConfig,
-    trace: Trace,
-    predictors: Mapping[str, FoundPredictor],
+    cases: Sequence[ReplayCase], config: EvaluateConfig, sources: PredictorSources
 ) -> list[Row]:
     """Return the figures of each case, from the run folder or replayed now.
 
     Equal digests mean equal figures: they are of the case, the steps, the forecasts and the code.
     """
-    assert config.run_dir is not None
-    folder = config.run_dir / "replays"
+    folder = config.folder / "replays"
     finished = FinishedPieces(folder)
-    digest_of = {key: predictor.digest for key, predictor in predictors.items()}
-    others = (trace.digest, str(config.replay_tokens), code_digest())
+    digest_of: dict[str | None, str] = {None: ""}
+    digest_of |= {key: predictor.digest for key, predictor in sources.found.items()}
+    others = (sources.trace.digest, str(config.replay_tokens), code_digest())
     digests = [
-        case.digest(*others, *(digest_of.get(key or "", "") for key in case.variant.forecasts))
-        for case in cases
+        case.digest(*others, *(digest_of[key] for key in case.variant.forecasts)) for case in cases
     ]
     missing = {
         digest: case
@@ -104,52 +107,34 @@ def replay_all(
     total = len(set(digests))
     if len(missing) < total:
         console.print(f"{total - len(missing)} of {total} replays are finished", highlight=False)
-    jobs = [
-        ReplayJob(
-            trace=trace.path,
-            spec=trace.spec,
-            new_tokens=config.replay_tokens,
-            predictors={
-                key: predictors[key]
-                for key in group[0][1].variant.forecasts
-                if key is not None and key in predictors
-            },
-            cases=group,
-        )
-        for group in group_cases(missing, predictors)
-    ]
+    jobs = make_jobs(missing, config, sources)
     workers = config.workers or os.cpu_count() or 1
     with progress(console, "replaying", total=len(missing)) as advance:
         run_jobs(jobs, folder=folder, workers=workers, advance=advance)
     return [finished.read(digest) for digest in digests]
 
 
-def group_cases(
-    cases: Mapping[str, ReplayCase], predictors: Mapping[str, FoundPredictor]
-) -> list[list[tuple[str, ReplayCase]]]:
-    """Return the cases that share steps and forecasts, each with its digest."""
-    groups: dict[tuple[Any, ...], list[tuple[str, ReplayCase]]] = {}
+def make_jobs(
+    cases: Mapping[str, ReplayCase], config: EvaluateConfig, sources: PredictorSources
+) -> list[ReplayJob]:
+    """Return the replays of cases, given by digest: those that share steps and forecasts as one."""
+    found = sources.found
+    jobs: dict[tuple[Any, ...], ReplayJob] = {}
     for digest, case in cases.items():
         variant = case.variant
         key: tuple[Any, ...] = (case.condition.batch, *variant.forecasts)
-        if variant.predictor not in predictors:
+        if variant.predictor not in found:
             # No forecasts to record once for all of them: smaller jobs share the work better.
             key = (*key, variant.label, case.hardware.name)
-        groups.setdefault(key, []).append((digest, case))
-    return [*groups.values()]
-
-
-def open_trace(config: EvaluateConfig) -> Trace:
-    """Open the named trace, of any model, or the model's own, recorded if it is missing.
-
-    Raises:
-        TrainError: the named trace is not there or incomplete.
-        TraceError: it is damaged, or not finished.
-        PromptError, DiskFullError, CheckpointError: it cannot be recorded.
-    """
-    if config.trace is not None:
-        return open_named_trace(config.trace, config.model)
-    return find_trace(config, ALL_SIGNALS)
+        if key not in jobs:
+            jobs[key] = ReplayJob(
+                trace=sources.trace.path,
+                new_tokens=config.replay_tokens,
+                predictors={name: found[name] for name in variant.forecasts if name is not None},
+                cases=[],
+            )
+        jobs[key].cases.append((digest, case))
+    return [*jobs.values()]
 
 
 def find_traced_model(trace: Trace, model: ModelConfig) -> ModelConfig | None:

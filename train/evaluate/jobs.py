@@ -26,8 +26,8 @@ from train.evaluate.variants import FoundPredictor, ReplayCase
 from train.replay import budget_slots, is_decode
 from train.resumable import OnFinished
 
-CDF_POINTS = 101
-"""Percentiles of the decode times that are kept of each replay, 0 to 100."""
+PERCENTS = range(101)
+"""Percentiles of the decode times that are kept of each replay."""
 
 CODE = (
     "predictors",
@@ -50,11 +50,10 @@ class ReplayJob:
     """Cases with the same steps and forecasts, which are made once for all of them."""
 
     trace: Path
-    spec: ModelSpec
     new_tokens: int
     predictors: Mapping[str, FoundPredictor] = field(repr=False)
     """By key."""
-    cases: Sequence[tuple[str, ReplayCase]] = field(repr=False)
+    cases: list[tuple[str, ReplayCase]] = field(repr=False)
     """With the digest of each; at least one."""
 
     @property
@@ -70,21 +69,22 @@ class ReplayJob:
         """Replay each case and call `on_finished` with its digest and figures."""
         # The command has verified the trace; hashing it again in each worker would take longer.
         trace = Trace.open(self.trace, verify=False)
+        spec = trace.spec
         shared = self.cases[0][1]
         batch = shared.condition.batch
         steps = held_out_steps(trace, batch=batch, new_tokens=self.new_tokens)
-        routed = [routing_only(step, self.spec.num_layers) for step in steps]
-        recorded = record_all(shared.variant, steps, self.predictors, self.spec)
+        routed = [routing_only(step, spec.num_layers) for step in steps]
+        recorded = record_all(shared.variant, steps, self.predictors, spec)
         bounds: dict[tuple[str, str], TimeBound] = {}
         for digest, case in self.cases:
-            stats = replay_case(case, routed, recorded, self.spec)
+            stats = replay_case(case, routed, recorded, spec)
             place = case.hardware.name, case.condition.budget
             if place not in bounds:
-                slots = budget_slots(case.condition.budget, self.spec, case.hardware)
+                slots = budget_slots(case.condition.budget, spec, case.hardware)
                 bounds[place] = bound_time(
-                    routed, spec=self.spec, hardware=case.hardware, num_slots=slots
+                    routed, spec=spec, hardware=case.hardware, num_slots=slots
                 )
-            on_finished(digest, measure_replay(stats, case, routed, self.spec, bounds[place]))
+            on_finished(digest, measure_replay(stats, case, routed, spec, bounds[place]))
 
 
 def record_all(
@@ -145,7 +145,6 @@ def measure_replay(
     if is_bounded:
         bound.assert_holds(stats)
     tokens = sum(len(step.tokens_T) for step in steps if is_decode(step))
-    seconds = decoding + sum(stats.ttft_seconds)
     variant, condition = case.variant, case.condition
     slots = budget_slots(condition.budget, spec, case.hardware)
     run_ms = [1e3 * sum(run) for run in stats.decode_runs]
@@ -158,7 +157,7 @@ def measure_replay(
         "budget": condition.budget,
         "batch": condition.batch,
         "predictor": variant.predictor,
-        "ttft_mean_ms": mean(ttft_ms),
+        "ttft_mean_ms": sum(ttft_ms) / len(ttft_ms) if ttft_ms else None,
         "ttft_interval_ms": bootstrap_ratio(ttft_ms, [1] * len(ttft_ms)),
         "ttft_ms": percentile_ms(stats.ttft_seconds, 50),
         "ttft_p95_ms": percentile_ms(stats.ttft_seconds, 95),
@@ -178,21 +177,20 @@ def measure_replay(
         "bytes_wasted_per_token": decode.bytes_wasted / tokens,
         "bytes_late_per_token": decode.bytes_late / tokens,
         "stall_share": stats.decode_stall_seconds / decoding,
-        "stall_share_all": stats.stall_seconds / seconds,
+        "stall_share_all": stats.stall_share,
         "predictor_ms_per_token": 1e3 * stats.decode_predictor_seconds / tokens,
         "peak_bytes": slots * sum(case.hardware.chunk_bytes),
         "slots": slots,
         "new_tokens": tokens,
         "decode_steps": len(stats.tpot_seconds),
         "prefills": len(stats.ttft_seconds),
-        "tpot_percentiles_ms": percentiles_ms(stats.tpot_seconds),
+        # The distribution for its plot, rounded because every replay keeps it.
+        "tpot_percentiles_ms": [
+            round(1e3 * float(value), 4) for value in np.percentile(stats.tpot_seconds, PERCENTS)
+        ],
         "run_ms": run_ms,
         "run_steps": run_steps,
     }
-
-
-def mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def milliseconds(seconds: float | None) -> float | None:
@@ -201,12 +199,6 @@ def milliseconds(seconds: float | None) -> float | None:
 
 def percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
     return 1e3 * float(np.percentile(seconds, percent)) if seconds else None
-
-
-def percentiles_ms(seconds: Sequence[float]) -> list[float]:
-    """Return the distribution for its plot, rounded because every replay keeps it."""
-    shares = np.linspace(0, 100, CDF_POINTS)
-    return [round(1e3 * float(value), 4) for value in np.percentile(seconds, shares)]
 
 
 def code_digest(places: Sequence[str] = CODE) -> str:

@@ -121,11 +121,6 @@ def add_all_figures(report: HtmlReport, rows: Sequence[Row]) -> None:
         )
 
 
-def make_columns(*keys: str) -> list[TableColumn]:
-    """Return columns headed by their keys."""
-    return [TableColumn(key) for key in keys]
-
-
 def draw_machines(series: Callable[[list[Record]], Series], **options: Any) -> Draw:
     """Return a function that draws a panel for each machine, with the series of its records."""
     return lambda figure, records: draw_panels(
@@ -158,9 +153,9 @@ def latency_figure(rows: Sequence[Row], latency: str) -> tuple[Table, Draw]:
     """Return the values of a latency (`tpot` or `ttft`) at each budget, and how to draw them."""
     mean, interval, bound = f"{latency}_mean_ms", f"{latency}_interval_ms", f"bound_{latency}_ms"
     columns = [
-        *make_columns("hardware", "budget", "system", mean),
-        TableColumn("from_ms", lambda row: (row[interval] or (None, None))[0]),
-        TableColumn("to_ms", lambda row: (row[interval] or (None, None))[1]),
+        *map(TableColumn, ("hardware", "budget", "system", mean)),
+        TableColumn("from_ms", (interval, 0)),
+        TableColumn("to_ms", (interval, 1)),
         TableColumn(bound),
     ]
     draw = draw_machines(
@@ -181,7 +176,7 @@ def add_known(report: HtmlReport, results: Row) -> None:
     keys = ("hardware", "budget", "system", "of_bound", "tpot_mean_ms", "bound_tpot_ms")
     report.add(
         "Share of the bound against the tokens whose routing is known",
-        Table(columns=make_columns(*keys), rows=[*own, *rows]),
+        Table(columns=[*map(TableColumn, keys)], rows=[*own, *rows]),
         draw=draw_machines(
             lambda records: collect(records, "system", "of_bound", by="budget"),
             xlabel="tokens whose routing is known",
@@ -213,7 +208,7 @@ def add_batches(report: HtmlReport, results: Row, budget: str) -> None:
     keys = ("hardware", "batch", "system", "tokens_per_second", "tpot_mean_ms", "bound_tpot_ms")
     report.add(
         "Throughput against the batch size",
-        Table(columns=make_columns(*keys), rows=rows),
+        Table(columns=[*map(TableColumn, keys)], rows=rows),
         draw=draw_machines(
             lambda own: with_bound(own, "batch", "tokens_per_second", bound),
             xlabel="requests that decode together",

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from collect.traces import Trace
 from predictors.typed_values import read_table
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
@@ -16,7 +15,7 @@ from runtime.tools.report.provenance import describe_origin
 from train.config import OURS, EvaluateConfig
 from train.evaluate.jobs import Row
 from train.evaluate.table import PLACE, by_place, place_of
-from train.evaluate.variants import KNOWN, TABLE, FoundPredictor
+from train.evaluate.variants import KNOWN, TABLE, PredictorSources
 
 CLOSE = 0.02
 """Slower than the first system by less than this share counts as close to it."""
@@ -29,12 +28,11 @@ DEFINITIONS: Mapping[str, str] = read_table(Path(__file__).with_suffix(".yaml"))
 
 def make_results(
     config: EvaluateConfig,
+    sources: PredictorSources,
     *,
-    trace: Trace,
     machines: Sequence[Hardware],
     variants: Sequence[Variant],
     missing: Mapping[str, str],
-    predictors: Mapping[str, FoundPredictor],
     rows: Sequence[Row],
     seconds: float,
 ) -> dict[str, Any]:
@@ -43,14 +41,14 @@ def make_results(
     baseline = config.baseline.name
     knowing = [variant.label for variant in variants if variant.system.knows_future]
     standings = rank_systems(table, ours=OURS, left_out=knowing)
-    manifest = trace.manifest
+    trace = sources.trace
     return {
         "origin": describe_origin(config.run_dir),
         "model": trace.spec.as_dict(),
         "trace": {
             "digest": trace.digest,
-            "dataset": manifest.plan.dataset,
-            "source": manifest.plan.source,
+            "dataset": trace.manifest.plan.dataset,
+            "source": trace.manifest.plan.source,
             "held_out_tokens": len(trace.rows("held_out")),
         },
         "replay_tokens": config.replay_tokens,
@@ -58,7 +56,7 @@ def make_results(
         "machines": [finite(asdict(machine)) for machine in machines],
         "hardware": [asdict(hardware) for hardware in config.hardware],
         "systems": {variant.label: settings(variant.system) for variant in variants},
-        "predictors": {key: predictor.digest for key, predictor in predictors.items()},
+        "predictors": {key: predictor.digest for key, predictor in sources.found.items()},
         "missing": missing,
         "baseline": baseline,
         "knows_future": knowing,

@@ -22,7 +22,7 @@ from runtime.tools.comparison import Case, Condition, Variant
 from train.config import EvaluateConfig
 from train.errors import TrainError
 from train.kinds import RECORDED
-from train.nonlearned import FITS, RouterWeights, count_uses, make_skip
+from train.nonlearned import FITS, RouterWeights, count_uses, fit_baseline, make_skip
 from zoo.errors import MismatchError
 from zoo.manifest import name_entry
 
@@ -158,15 +158,11 @@ class PredictorSources:
     def _make(self, kind: str, given: Mapping[str, Any]) -> Predictor | None:
         own = {name: value for name, value in given.items() if name != "spec"}
         if kind == "skip":
-            horizons = (own.get("horizon", 1),)
-            made = make_skip(self._routers, horizons=horizons) if self._routers else []
-            return made[0] if made else None
+            return make_skip(self._routers, own.get("horizon", 1)) if self._routers else None
         needed = {TraceSignal.LAYER_INPUT, TraceSignal.GATE_LOGITS}
         if kind == "expert-map" and not needed <= set(self.trace.signals):
             raise MissingPredictor(f"{kind} needs hidden states; the trace contains none")
-        if kind == "eam-sequence":
-            own = {"seed": self._seed, **own}
-        return FITS[kind](self.trace, **own)
+        return fit_baseline(kind, self.trace, own, seed=self._seed)
 
 
 TABLE, KNOWN = "table", "known"
@@ -217,18 +213,6 @@ def list_variants(
     return table, missing | sources.without
 
 
-def known_variants() -> list[Variant]:
-    """Return the oracle with more and more of the coming routing known."""
-    oracle = load_system("oracle")
-    return [
-        Variant(
-            label="all" if known is None else str(known),
-            system=replace(oracle, eviction_options={"known_steps": known}),
-        )
-        for known in KNOWN_STEPS
-    ]
-
-
 def make_variant(system: SystemConfig, sources: PredictorSources, chosen: str | None) -> Variant:
     """Return a system with its predictors; `chosen` replaces the system's predictor if given."""
     predictor, reuse_predictor = sources.of_system(system, chosen)
@@ -258,9 +242,12 @@ def list_cases(
             for budget in config.budget:
                 for variant in variants:
                     yield ReplayCase(variant, Condition(budget, batch), machine, TABLE)
+    oracle = load_system("oracle")
     for machine in machines if config.figures else ():
         for budget in config.budget:
-            for variant in known_variants():
+            for known in KNOWN_STEPS:
+                system = replace(oracle, eviction_options={"known_steps": known})
+                variant = Variant(label="all" if known is None else str(known), system=system)
                 yield ReplayCase(variant, Condition(budget, config.batches[0]), machine, KNOWN)
 
 

@@ -3,7 +3,7 @@
 Shape suffixes: T tokens, L layers, E experts, K top_k.
 """
 
-from collections import OrderedDict
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from transformers import Qwen2MoeForCausalLM
 
 WINDOW = 512
+MOST_WINDOWS, LRU_TOKENS = 200, 3_000
+"""Held-out windows, and tokens through a cache, that figures are taken on."""
 BIGRAM_WEIGHT = 0.75
 """Interpolation of bigram with unigram; fitted roughly, the comparison does not hang on it."""
 
@@ -45,35 +47,22 @@ def entropy_share(counts_E: NDArray[np.int64]) -> float:
 
 def lru_hit_rate(experts_TK: NDArray[np.int64], capacity: int) -> float:
     """Share of the tokens' experts that a least-recently-used cache holds when they come."""
-    cache: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for row in experts_TK:
-        for expert in row.tolist():
-            if expert in cache:
-                hits += 1
-                cache.move_to_end(expert)
-            else:
-                cache[expert] = None
-                if len(cache) > capacity:
-                    cache.popitem(last=False)
-    return hits / experts_TK.size
+    fetch = lru_cache(maxsize=capacity)(lambda _: None)
+    for expert in experts_TK.ravel().tolist():
+        fetch(expert)
+    return fetch.cache_info().hits / experts_TK.size
 
 
 @torch.no_grad()
 def audit(
-    model: Qwen2MoeForCausalLM,
-    train: NDArray[np.uint16],
-    held_out: NDArray[np.uint16],
-    *,
-    num_windows: int = 200,
-    lru_tokens: int = 3_000,
+    model: Qwen2MoeForCausalLM, train: NDArray[np.uint16], held_out: NDArray[np.uint16]
 ) -> dict[str, Any]:
-    """Figures for the card, from the first `num_windows` windows of the held-out tokens."""
+    """Figures for the card, from the first windows of the held-out tokens."""
     model.eval()
     num_experts, top_k = model.config.num_experts, model.config.num_experts_per_tok
     losses: list[float] = []
     chosen: list[NDArray[np.int64]] = []
-    num_windows = min(num_windows, (len(held_out) - 1) // WINDOW)
+    num_windows = min(MOST_WINDOWS, (len(held_out) - 1) // WINDOW)
     for i in range(num_windows):
         window = torch.from_numpy(held_out[i * WINDOW : (i + 1) * WINDOW + 1].astype(np.int64))
         output = model(window[None, :-1], output_router_logits=True)
@@ -94,7 +83,7 @@ def audit(
                 "entropy_share": entropy_share(counts),
                 "largest_share": float(counts.max() / counts.sum()),
                 "request_entropy_share": float(np.mean(documents)),
-                "lru_hit_rate_50": lru_hit_rate(experts_TK[:lru_tokens], num_experts // 2),
+                "lru_hit_rate_50": lru_hit_rate(experts_TK[:LRU_TOKENS], num_experts // 2),
             }
         )
     return {

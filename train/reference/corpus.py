@@ -68,8 +68,11 @@ def _books(folder: Path) -> Iterator[str]:
 
 def _jsonl(path: Path) -> Iterator[dict]:
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
+        yield from map(json.loads, lines)
+
+
+def _exchanges(path: Path, question: str, answer: str) -> list[str]:
+    return [chat(row[question], row[answer]) for row in _jsonl(path)]
 
 
 def _roleplay(folder: Path) -> Iterator[str]:
@@ -96,24 +99,19 @@ def _docstrings() -> Iterator[str]:
 
 def documents(root: Path) -> dict[str, list[str]]:
     """Every source's documents, in a fixed order."""
-    target = lambda row: row["target"] if isinstance(row["target"], str) else row["target"][0]  # noqa: E731
     return {
         "textbooks": list(_books(root / "text/openstax")),
         "novels": list(_books(root / "text/novels")),
-        "templates": [
-            chat(row["prompt"], row["completion"])
-            for row in _jsonl(root / "instruct/t0_templates_sample.jsonl")
-        ],
+        "templates": _exchanges(
+            root / "instruct/t0_templates_sample.jsonl", "prompt", "completion"
+        ),
         "instructions": [
-            chat(row["prompt"], target(row))
+            chat(row["prompt"], target if isinstance(target, str) else target[0])
             for row in _jsonl(root / "instruct/natural_instructions_bb.jsonl")
-            if row["target"]
+            if (target := row["target"])
         ],
         "roleplay": list(_roleplay(root / "instruct/gpteacher")),
-        "arithmetic": [
-            chat(row["question"], row["answer"])
-            for row in _jsonl(root / "prompts/gsm8k_train.jsonl")
-        ],
+        "arithmetic": _exchanges(root / "prompts/gsm8k_train.jsonl", "question", "answer"),
         "docstrings": list(_docstrings()),
     }
 
@@ -129,29 +127,24 @@ def pack(
 ) -> None:
     """Writes `train.bin` and `held_out.bin`, uint16 token ids, documents ended by `END_OF_TEXT`."""
     end = tokenizer.token_to_id(END_OF_TEXT)
-    train: list[np.ndarray] = []
-    held_out: list[np.ndarray] = []
+    parts: dict[bool, list[np.ndarray]] = {False: [], True: []}
+    """By whether they are held out."""
     for name, texts in sources.items():
-        order = random.Random(f"{seed}/{name}").sample(texts, len(texts))
-        wanted, taken = int(num_tokens * MIXTURE[name]), 0
-        held_wanted, held_taken = wanted // 50, 0
-        for text in order:
-            if taken >= wanted and held_taken >= held_wanted:
+        wanted = int(num_tokens * MIXTURE[name])
+        left = {False: wanted, True: wanted // 50}
+        for text in random.Random(f"{seed}/{name}").sample(texts, len(texts)):
+            if max(left.values()) <= 0:
                 break
-            keep = is_held_out(text)
-            if (held_taken >= held_wanted) if keep else (taken >= wanted):
-                continue
-            ids = np.asarray([*tokenizer.encode(text).ids, end], dtype=np.uint16)
-            if keep:
-                held_out.append(ids)
-                held_taken += len(ids)
-            else:
-                train.append(ids)
-                taken += len(ids)
+            held_out = is_held_out(text)
+            if left[held_out] > 0:
+                ids = np.asarray([*tokenizer.encode(text).ids, end], dtype=np.uint16)
+                parts[held_out].append(ids)
+                left[held_out] -= len(ids)
     shuffle = random.Random(seed)
-    for name, parts in (("train", train), ("held_out", held_out)):
-        shuffle.shuffle(parts)
-        np.concatenate(parts).tofile(folder / f"{name}.bin")
+    for held_out, documents in parts.items():
+        shuffle.shuffle(documents)
+        file = "held_out.bin" if held_out else "train.bin"
+        np.concatenate(documents).tofile(folder / file)
 
 
 VOCAB_SIZE = 8_192

@@ -196,8 +196,8 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised: `torch.optim.Muon` takes 2-D parameters only, experts are 3-D."""
 
-    def __init__(self, params, *, lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(self, params, *, lr: float):
+        super().__init__(params, {"lr": lr, "momentum": 0.95, "weight_decay": 0.01})
 
     @torch.no_grad()
     def step(self, closure=None):

@@ -26,13 +26,13 @@ SHOWN = (
     "tpot_ms",
 )
 MACHINE_COLUMNS = {
-    "mean_tpot_ms": "TPOT ms",
-    "mean_fetch_rate": "FetchRate",
-    "mean_good_pred": "GoodPred",
-    "mean_good_pred_covered": "covered",
-    "mean_promoe_good_pred": "ProMoE's",
+    "mean_tpot_ms": ("TPOT ms", 2),
+    "mean_fetch_rate": ("FetchRate", 3),
+    "mean_good_pred": ("GoodPred", 2),
+    "mean_good_pred_covered": ("covered", 30),
+    "mean_promoe_good_pred": ("ProMoE's", 30),
 }
-"""Figures of a simulated machine: their headings by their key in results.json."""
+"""Figures of a simulated machine: heading and rank by their key in results.json."""
 MEANING = (
     "Accuracy: mean over the layers that a predictor covers, and its worst layer. In GoodPred, "
     "layers without forecasts count 0; covered: the mean over the others; ProMoE's: as that paper "
@@ -70,11 +70,10 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
                 heading if len(machines) == 1 else f"{heading} {place}",
                 ("hardware", machine, key),
                 decimals_3,
-                rank={"TPOT ms": 2, "GoodPred": 2, "FetchRate": 3}.get(heading, 30)
-                + 10 * (place - 1),
+                rank=rank + 10 * (place - 1),
             )
             for place, machine in enumerate(machines, start=1)
-            for key, heading in MACHINE_COLUMNS.items()
+            for key, (heading, rank) in MACHINE_COLUMNS.items()
         ),
         TableColumn("us", ("latency_us", "1", "layer_p50"), decimals, rank=4),
         TableColumn("bytes", "bytes", size, rank=20),
@@ -89,11 +88,9 @@ def decimals_3(value: float) -> str:
     return decimals(value, 3)
 
 
-def show(
-    results: Mapping[str, Mapping[str, Any]], *, setting: str, console: Console | None = None
-) -> None:
+def show(results: Mapping[str, Mapping[str, Any]], *, setting: str) -> None:
     """Prints the summary, with the definitions above the numbers."""
-    console = console or Console()
+    console = Console()
     for metric in SHOWN:
         console.print(f"{metric}: {DEFINITIONS[metric]}", highlight=False)
     console.print()
@@ -117,14 +114,13 @@ def draw_report(
 
     How uneven routing is, is measured on the trace, held out.
     """
-    assert config.run_dir is not None
     table, spec = results["predictors"], trace.spec
     page = HtmlReport(
         f"Expert forecasts for {spec.model_id}",
         f"{len(table)} predictors, {spec.num_layers} layers of {spec.num_experts} experts, "
         f"top {spec.top_k}; {results['trace']['held_out_tokens']:,} of "
         f"{results['trace']['tokens']:,} tokens held out",
-        provenance=read_provenance(config.run_dir),
+        provenance=read_provenance(config.folder),
     )
     page.add("Summary", summary_table(table), note=describe_summary(table, results["setting"]))
     meanings = [f"`{name}`: {meaning}." for name, meaning in DEFINITIONS.items()]
@@ -137,6 +133,6 @@ def draw_report(
     if keeping := results.get("keeping"):
         rates, num_tokens = keeping["hit_rates"][PER_LAYER], config.replay_tokens
         serving.hit_rate(page, rates, num_tokens=num_tokens)
-    path = page.write(config.run_dir / FOLDER)
+    path = page.write(config.folder / FOLDER)
     sys.stderr.write(f"report: {path}\n")
     return page, path

@@ -14,6 +14,7 @@ from predictors.table import Table
 from runtime.tools.report.figures import Record, draw_legend, draw_lines
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.series_styles import HUES
+from train.data import read_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,8 +42,7 @@ def share_of_choices(trace: Trace) -> Table | None:
     kept = np.flatnonzero(lengths >= LEAST_TOKENS)[:MOST_REQUESTS]
     if not len(kept):
         return None
-    layers = range(trace.spec.num_layers)
-    chosen_LNK = np.stack([trace.column(TraceSignal.EXPERTS, layer)[rows] for layer in layers])
+    chosen_LNK = read_layers(trace, TraceSignal.EXPERTS, rows)
     corpus_LE = cumulative_LE(chosen_LNK, num_experts)
     requests = [
         cumulative_LE(chosen_LNK[:, first[r] : first[r] + lengths[r]], num_experts) for r in kept

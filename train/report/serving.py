@@ -24,19 +24,15 @@ def hit_rate(
     if any(row["hit_rate"] is None for row in rows):
         report.add(HIT_RATE_HEADING, note="The trace has no generated tokens.")
         return
-    policies = {row["eviction"] for row in rows}
-    note = (
-        "Share of the experts that generated tokens need which are in the arena when their router "
-        f"asks; nothing is prefetched, the arena is divided by layers, {num_tokens:,} generated "
-        "held-out tokens. `belady` knows the future: the bound."
-    )
     report.add(
         HIT_RATE_HEADING,
         Table(columns=[TableColumn(key) for key in rows[0]], rows=rows),
         draw_hit_rates,
         name="hit-rate-by-eviction-policy",
-        note=note,
-        inches=(wide(len(tables)), rows_height(len(policies))),
+        note="Share of the experts that generated tokens need which are in the arena when their "
+        f"router asks; nothing is prefetched, the arena is divided by layers, {num_tokens:,} "
+        "generated held-out tokens. `belady` knows the future: the bound.",
+        inches=(wide(len(tables)), rows_height(len(rows) // len(tables))),
     )
 
 

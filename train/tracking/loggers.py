@@ -83,16 +83,14 @@ def forget_runs(run_dir: Path) -> None:
     shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
 
 
-def read_run_id(run_dir: Path, kind: LoggerKind) -> str | None:
-    """Return the id of the folder's run; None if it has none yet."""
+def read_run_ids(run_dir: Path) -> dict[str, str]:
+    """Return the ids of the folder's runs, by kind of logger."""
     path = run_dir / RUN_IDS
-    return json.loads(path.read_text()).get(kind.value) if path.is_file() else None
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def keep_run_id(run_dir: Path, kind: LoggerKind, run_id: str) -> None:
-    path = run_dir / RUN_IDS
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    write_json(path, {**known, kind.value: run_id})
+    write_json(run_dir / RUN_IDS, {**read_run_ids(run_dir), kind.value: run_id})
 
 
 def open_mlflow(run_dir: Path, prefix: str) -> MLFlowLogger:
@@ -111,7 +109,7 @@ def open_mlflow(run_dir: Path, prefix: str) -> MLFlowLogger:
         os.environ.get("MLFLOW_EXPERIMENT_NAME") or "moecast",
         run_name=run_dir.name,
         tracking_uri=uri,
-        run_id=read_run_id(run_dir, LoggerKind.MLFLOW),
+        run_id=read_run_ids(run_dir).get(LoggerKind.MLFLOW),
         prefix=prefix,
     )
     try:
@@ -175,7 +173,7 @@ def open_wandb(run_dir: Path, prefix: str) -> WandbLogger:
     import wandb
 
     known, is_first = wandb.setup().settings, wandb.run is None
-    run_id = known.run_id or read_run_id(run_dir, LoggerKind.WANDB) or uuid4().hex[:8]
+    run_id = known.run_id or read_run_ids(run_dir).get(LoggerKind.WANDB) or uuid4().hex[:8]
     run_dir.mkdir(parents=True, exist_ok=True)
     keep_run_id(run_dir, LoggerKind.WANDB, run_id)
     logger = ContinuedWandbLogger(
@@ -202,7 +200,7 @@ def is_mode_known(known: "Settings") -> bool:
 
     if "mode" in known.model_fields_set:
         return True
-    found = wbauth.authenticate_session(
+    login = wbauth.authenticate_session(
         host=known.base_url, source="moecast", prompt=False, update_session=False
     )
-    return found is not None
+    return login is not None

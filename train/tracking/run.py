@@ -44,8 +44,7 @@ class TrackedRun:
     """
 
     def __init__(self, config: TrainConfig):
-        assert config.run_dir is not None
-        self._config, self._run_dir = config, config.run_dir
+        self._config, self._run_dir = config, config.folder
         # Before a trace is recorded, which may take hours.
         for kind in map(LoggerKind, config.logger):
             missing = [name for name in PACKAGES.get(kind, ()) if find_spec(name) is None]
@@ -76,7 +75,7 @@ class TrackedRun:
             return list(self._loggers.values())
         return [open_logger(kind, self._run_dir, prefix) for kind in self._loggers]
 
-    def start(self, settings: Mapping[str, Any], trace: Trace) -> None:
+    def start(self, trace: Trace, machines: Iterable[Hardware] = ()) -> None:
         """Open the run everywhere; log its resolved settings and the trace that it learns from."""
         # Lightning runs the command once for each device: the first process logs.
         if rank_zero_only.rank != 0:
@@ -87,10 +86,12 @@ class TrackedRun:
         for kind in LoggerKind:
             if kind in self._config.logger:
                 self._loggers[kind] = open_logger(kind, self._run_dir)
+        settings = resolved_settings(self._config, trace, machines)
         for logger in self._loggers.values():
             # MLflow's parameters cannot be changed: those of a continued run stay.
-            if not isinstance(logger, MLFlowLogger) or not has_params(logger):
-                logger.log_hyperparams(dict(settings))
+            is_mlflow = isinstance(logger, MLFlowLogger)
+            if not is_mlflow or not logger.experiment.get_run(logger.run_id).data.params:
+                logger.log_hyperparams(settings)
             if isinstance(logger, WandbLogger):
                 name = f"{self._config.model.name}-{trace.manifest.plan.dataset}-trace"
                 log_trace(logger, trace, name=shorten_name(name))
@@ -119,10 +120,6 @@ class TrackedRun:
                 log_report(logger, page, path)
             elif isinstance(logger, MLFlowLogger):
                 log_folder(logger, path.parent, path.parent.name)
-
-
-def has_params(logger: MLFlowLogger) -> bool:
-    return bool(logger.experiment.get_run(logger.run_id).data.params)
 
 
 def log_folder(logger: MLFlowLogger, folder: Path, name: str) -> None:
@@ -202,15 +199,14 @@ def log_report(logger: WandbLogger, page: HtmlReport, path: Path) -> None:
 
 
 def resolved_settings(
-    config: TrainConfig, trace: Trace, machines: Iterable[Hardware] = ()
+    config: TrainConfig, trace: Trace, machines: Iterable[Hardware]
 ) -> dict[str, Any]:
     """Return the whole configuration, and the trace, model and machines that it resolved to.
 
     The configuration is that of run.json, which has no secrets; one that no command composed has
     none.
     """
-    assert config.run_dir is not None
-    path = config.run_dir / RUN_FILE
+    path = config.folder / RUN_FILE
     if path.is_file():
         options = json.loads(path.read_text())["config"]
     else:
@@ -222,7 +218,7 @@ def resolved_settings(
         "trace_dataset": trace.manifest.plan.dataset,
         "trace_tokens": trace.num_tokens,
         "machines": {machine.name: asdict(machine) for machine in machines},
-        "origin": describe_origin(config.run_dir),
+        "origin": describe_origin(config.folder),
     }
 
 

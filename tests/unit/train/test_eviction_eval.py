@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from runtime.presets import load_system
 from runtime.sim.replay import replay
 from tests.builders.traces import make_spec, make_trace
 from train import eviction_eval
@@ -17,17 +18,16 @@ def test_replay_policy__recorded_reuse_evicts_as_the_predictor(trace) -> None:
     reuse_predictor = ReuseStack(spec, width=8).export(spec)["reuse"]
     steps = list(trace.steps("held_out"))
     slots = spec.num_layers * max(spec.top_k, spec.num_experts // 2)
-    system = eviction_eval.eviction_system()
+    system = load_system(eviction_eval.SYSTEM)
     stream = eviction_eval.record_stream(steps, [reuse_predictor], spec)
-    setting = {"spec": spec, "hardware": eviction_eval.ANY}
     # Twice: the stream keeps no state of a replay.
     recorded, again, other = (
-        eviction_eval.replay_policy(policy, stream, system=system, slots=slots, **setting)
+        stream.replay(replace(system, eviction=policy), "50%")
         for policy in ("reuse", "reuse", "lru")
     )
     expected = replay(
-        steps, None, system=replace(system, eviction="reuse"), budget_slots=slots,
-        reuse_predictor=reuse_predictor, **setting,
+        steps, None, spec=spec, system=replace(system, eviction="reuse"),
+        hardware=eviction_eval.ANY, budget_slots=slots, reuse_predictor=reuse_predictor,
     )  # fmt: skip
     assert recorded == again == expected
     assert sum(counters.evictions for counters in expected.decode) > 0

@@ -39,7 +39,7 @@ def run(trace: Trace, run_dir: Path, **changes) -> fit.Fitted:
     torch.manual_seed(chosen.seed)
     networks = network_specs(trace.spec, chosen.kinds)
     family = PlainStack(trace.spec, networks, width=chosen.width, loss=chosen.loss)
-    return fit.fit(trace, [family], chosen, run_dir=run_dir, loggers=[logger])
+    return fit.Training(trace, [family], chosen, run_dir / fit.CHECKPOINTS).fit([logger])
 
 
 def mean_accuracy(predictor: Predictor, trace: Trace, layers: range) -> float:
@@ -197,8 +197,8 @@ def test_fit__logs_loss_of_all_tokens_and_norm_of_all_gradients(trace, tmp_path,
     assert len(found) > 1
 
 
-def test_trainer__in_a_slurm_job_is_not_one_of_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer__in_a_slurm_job_is_not_one_of_its_tasks(trace, tmp_path, monkeypatch) -> None:
     for name in ("SLURM_JOB_ID", "SLURM_NTASKS"):
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("SLURM_JOB_NAME", "training")
-    assert fit.make_trainer(SETTINGS, []).world_size == 1
+    assert run(trace, tmp_path, max_epochs=1).steps == 16

@@ -25,20 +25,21 @@ def test_skip__takes_the_routers_of_the_model(tmp_path) -> None:
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=3)
     spec = make_spec(num_layers=3, hidden_size=32)
     model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
-    one, two = make_skip(RouterWeights(model, spec), horizons=(1, 2, 3))
+    routers = RouterWeights(model, spec)
+    assert make_skip(routers, 3) is None
     hidden = np.random.default_rng(0).standard_normal((5, 32), dtype=np.float32)
     layers = plain_eager(folder).model.layers
-    routers = [layer.mlp.gate.weight.numpy(force=True) for layer in layers]
-    for skip, target in ((one, 1), (two, 2)):
-        (forecast,) = skip.gate_input(0, hidden)
-        expected = np.argsort(-(hidden @ routers[target].T), axis=1)[:, :2]
+    for target in (1, 2):
+        (forecast,) = make_skip(routers, target).gate_input(0, hidden)
+        weight = layers[target].mlp.gate.weight.numpy(force=True)
+        expected = np.argsort(-(hidden @ weight.T), axis=1)[:, :2]
         assert np.array_equal(np.sort(forecast.chosen_TK(2)), np.sort(expected))
 
 
 def test_skip__refuses_a_model_of_another_size(tmp_path) -> None:
     model = ModelConfig(name="tiny", id=str(tiny_qwen2_moe(tmp_path / "m")))
     with pytest.raises(TrainError, match=r"\(8, 32\).*needs one matrix \(8, 16\)"):
-        make_skip(RouterWeights(model, make_spec(num_layers=2)), horizons=(1,))
+        make_skip(RouterWeights(model, make_spec(num_layers=2)), 1)
 
 
 def test_trace_for__refuses_a_trace_of_another_model_naming_both(trace: Trace, tmp_path):

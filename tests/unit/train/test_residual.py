@@ -96,7 +96,11 @@ def test_residual__exported_answers_as_torch_over_whole_requests(trace: Trace) -
     predictor = predictor_of(family).for_all_tokens()
     needs = InputSpec(family.needs.signals, family.needs.decays)
     (batch,) = TraceBatches(trace, TraceSubset.HELD_OUT, batch_size=10_000, needs=needs)
-    expected = {(str(a.signal), a.source, a.target): a.scores_BE for a in family.answers(batch)}
+    expected = {
+        (str(answer.signal), answer.source, target): scores
+        for answer in family.answers(batch)
+        for target, scores in answer.scores_BE.items()
+    }
     for place in (slice(0, 6), slice(6, 7), slice(7, 8), slice(8, 9), slice(9, 10)):
         rows = np.arange(2 * 10).reshape(2, 10)[:, place].ravel()
         hidden = {str(key): value.numpy()[:, rows] for key, value in batch.states.items()}
@@ -194,8 +198,8 @@ def test_losses__are_the_cross_entropy_with_the_targets_own_router(trace: Trace)
 
 def test_platt__counts_the_id_of_no_choice_as_no_expert() -> None:
     random = torch.Generator().manual_seed(0)
-    logits = torch.randn(1, 400, 8, generator=random)
-    chosen = (logits + torch.randn(1, 400, 8, generator=random)).topk(1).indices
+    logits = torch.randn(400, 8, generator=random)
+    chosen = (logits + torch.randn(400, 8, generator=random)).topk(1).indices
     with_none = torch.cat([chosen, torch.full_like(chosen, 8)], dim=-1)
     for one, other in zip(platt(logits, chosen), platt(logits, with_none), strict=True):
         assert torch.equal(one, other)
@@ -208,7 +212,7 @@ def test_platt__finds_the_least_loss_however_sure_the_forecast(size: float, nois
     truth = size * torch.randn(800, 60, generator=random)
     chosen = truth.topk(4).indices
     logits = truth + noise * size * torch.randn(800, 60, generator=random)
-    scale, shift = (one.double() for one in platt(logits[None], chosen[None]))
+    scale, shift = (one.double() for one in platt(logits, chosen))
     z = logits.double().log_softmax(-1)
     happened = torch.zeros_like(z).scatter(-1, chosen, 1.0)
 

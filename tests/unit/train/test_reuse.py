@@ -36,7 +36,7 @@ def test_forecaster__serving_token_by_token_answers_as_torch(trace) -> None:
     assert predictor.files() == made.files()
     rows = subset_rows(trace, TraceSubset.FIT)
     with torch.no_grad():
-        expected = family(read_stretch(trace, rows, 0, 12)).sigmoid().numpy()
+        expected = family(read_stretch(trace, rows, 0, 12).batch(np.arange(12))).sigmoid().numpy()
     for place, row in enumerate(rows[:12].tolist()):
         predictor.begin_step(np.zeros(1, np.int64), np.array([trace.requests[row]], np.int64))
         for layer in range(SPEC.num_layers):

@@ -12,7 +12,7 @@ from collect.traces import Trace
 from runtime.config import SystemConfig
 from tests.builders.simulated import toy_accelerator
 from tests.builders.traces import make_trace
-from train.config import TrainConfig
+from train.config import ScoringConfig, TrainConfig
 from train.eviction_eval import compare_policies
 from train.nonlearned import fit_correlation, fit_popularity, fit_token
 from train.report.build import draw_report
@@ -36,8 +36,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder as `moecast train` leaves it, with predictors of three sorts."""
     context = EvalContext(
-        trace=trace, shifted=trace, system=SystemConfig(), hardware=(HARDWARE,), budget="50%",
-        replay_tokens=5,
+        trace=trace, shifted=trace, hardware=(HARDWARE,),
+        config=ScoringConfig(system=SystemConfig(), budget="50%", replay_tokens=5),
     )  # fmt: skip
     routers = np.random.default_rng(0).standard_normal((4, 8, 16), dtype=np.float32)
     family = ResidualStack(trace.spec, routers, None, horizons=2, width=4)

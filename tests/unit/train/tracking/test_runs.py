@@ -17,7 +17,7 @@ from train.config import LoggerKind, TrainConfig
 from train.errors import TrainError
 from train.tracking import run as tracking
 from train.tracking.loggers import is_mode_known, open_logger, shorten_name
-from train.tracking.run import TrackedRun, resolved_settings
+from train.tracking.run import TrackedRun
 
 VARIABLES = ("MODE", "API_KEY", "PROJECT", "ENTITY", "RUN_GROUP", "TAGS", "JOB_TYPE", "NAME")
 KEY = "0123456789abcdef" * 2 + "01234567"
@@ -46,7 +46,7 @@ def make_config(run_dir: Path, **options) -> TrainConfig:
 def track(config: TrainConfig, trace: Trace, work: Callable = id) -> WandbFile:
     """Returns what wandb has written; the tracked run does its `work` after the start."""
     with TrackedRun(config) as tracked:
-        tracked.start(resolved_settings(config, trace), trace)
+        tracked.start(trace)
         work(tracked)
     return read_wandb_files(config.run_dir)[-1]
 
@@ -160,7 +160,7 @@ def test_mlflow__a_resumed_training_continues_its_run(tmp_path: Path, trace: Tra
         # An option that may differ when a training is resumed.
         config = make_config(run_dir, logger=["mlflow"], debug=resumed)
         with TrackedRun(config) as tracked:
-            tracked.start(resolved_settings(config, trace), trace)
+            tracked.start(trace)
             for prefix in ("", "reuse"):
                 (logger,) = tracked.loggers(prefix)
                 logger.log_metrics({"val/loss": 2.0 - resumed}, step=int(resumed))
