@@ -11,8 +11,9 @@ from predictors.origin import read_git_revision
 from runtime.sim.hardware import LATENCY_FILE
 from runtime.tools.report.provenance import REVISION_CHARACTERS, Provenance
 
-LIVE = ("runtime :!runtime/serving", "predictors")
-"""Code that live runs go through, and the machine's measurement for replays next to them."""
+LIVE = ("runtime :!runtime/serving :!runtime/generation/grammar_check.py", "predictors")
+"""Code that live runs go through, whose answers have no grammar, and the machine's measurement for
+replays next to them."""
 UNPROFILED = (f"{LIVE[0]} :!runtime/profiling/local.py", "predictors")
 """Code of live runs alone."""
 CORE = ("runtime/policy", "runtime/sim", "runtime/transfer/loop.py")

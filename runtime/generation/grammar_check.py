@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
 
 from runtime.errors import GrammarError
 
@@ -36,24 +37,34 @@ LIMITS = llguidance.LLParserLimits(
 )
 """Bound one step to some tens of milliseconds, and the states of an answer to some 40 MiB."""
 
+NUM_TRIED = 2
+"""Bytes of an answer to try: after a brace, an object may go on with any of its properties."""
 NAMED = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose value has subschemas by name."""
 LISTED = ("anyOf", "allOf", "oneOf", "prefixItems")
 SINGLE = ("items", "additionalProperties")
+UNKNOWN_FORMAT = re.compile(r"Unknown format: (\S+)")
 UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 BYTES = llguidance.LLTokenizer("byte")
 """The compiler reads no other tokens."""
 
 Part = tuple[str, str]
-"""A field of the request, and the grammar that it gives, as llguidance reads it."""
+"""A field of the request, and the grammar that it gives: JSON of an object as llguidance reads it,
+or with `UNREAD`."""
+UNREAD = "unread"
+"""Key of a grammar in Lark's form or in GBNF. Telling them apart and converting takes quadratic
+time."""
 
 _turn = threading.Lock()
 
 
 @lru_cache(maxsize=NUM_REMEMBERED)
-def check_grammars(parts: tuple[Part, ...]) -> None:
+def check_grammars(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
     """Compile each grammar where that cannot hurt, one request at a time.
+
+    Returns:
+        The grammars as llguidance reads them.
 
     Raises:
         GrammarError: for the first that cannot be compiled, with its field.
@@ -83,12 +94,13 @@ def check_grammars(parts: tuple[Part, ...]) -> None:
             f"{MEMORY_BYTES >> 20} MiB",
             field=parts[-1][0],
         )
-    if found:
+    if isinstance(found, dict):
         raise GrammarError(found["problem"], field=found["field"])
+    return found
 
 
 def answer_parent() -> None:
-    """In the child: compile what is on standard input, and write what is wrong."""
+    """In the child: compile what is on standard input, and write the grammars or what is wrong."""
     parts = json.load(sys.stdin)
     num_pages = int(Path("/proc/self/statm").read_text().split()[5])
     most = num_pages * resource.getpagesize() + STACK_BYTES + MEMORY_BYTES
@@ -96,29 +108,45 @@ def answer_parent() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK_BYTES)
-    found: list[dict[str, str]] = []
-    thread = threading.Thread(target=lambda: found.append(find_problem(parts)))
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(read_grammars(parts)))
     thread.start()
     thread.join()
     sys.stdout.write(json.dumps(found[0]))
 
 
-def find_problem(parts: Sequence[Part]) -> dict[str, str]:
-    """The first problem; empty if all grammars compile and begin."""
-    for field, grammar in parts:
-        problem = problem_of(grammar)
+def read_grammars(parts: Sequence[Part]) -> list[dict[str, Any]] | dict[str, str]:
+    """The grammars as llguidance reads them; or the first problem, if not all compile and begin."""
+    grammars = []
+    for field, text in parts:
+        grammar = json.loads(text)
+        try:
+            if UNREAD in grammar:
+                grammar = {"lark_grammar": any_to_lark(grammar[UNREAD])}
+        # The reader of GBNF raises exceptions of every type.
+        except Exception as error:
+            problem = "it has too many levels" if isinstance(error, RecursionError) else str(error)
+            return {"field": field, "problem": f"{problem:.400}"}
+        problem = problem_of(json.dumps({"grammars": [grammar]}))
         if problem:
-            schema = json.loads(grammar)["grammars"][0].get("json_schema")
+            schema = grammar.get("json_schema")
             path = path_of_problem(schema, problem) if isinstance(schema, dict) else ""
             return {"field": field + path, "problem": describe(problem)}
-    return {}
+        grammars.append(grammar)
+    return grammars
 
 
 def problem_of(grammar: str) -> str:
-    """The message of llguidance; empty if the grammar compiles and begins."""
+    """The message of llguidance; empty if the grammar compiles, begins, and goes on."""
     matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0, limits=LIMITS)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    for _ in range(NUM_TRIED):
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        allowed = matcher.compute_bitmask()
+        first = next((n for n in (*b"{", *range(33, 256)) if allowed[n // 8] >> n % 8 & 1), None)
+        if first is None:
+            break
+        matcher.consume_token(first)
     return matcher.get_error()
 
 
@@ -157,8 +185,15 @@ def describe(problem: str) -> str:
         return "alternatives of oneOf may overlap; use anyOf, or a const that each has of its own"
     if problem.startswith("NoExtension"):
         return "no finite text follows it"
+    if unknown := UNKNOWN_FORMAT.search(problem):
+        return f"format {unknown[1]!r} is unknown to this server; leave it out"
     if "recursion limit" in problem:
         return "it has too many levels"
+    if "items; max is" in problem:
+        return (
+            f"an answer may go on in more than {LIMITS.max_items_in_row} ways at one place; allow "
+            "fewer, such as by properties that are required"
+        )
     if "panic" in problem or "too big" in problem or "too large" in problem:
         return "it is too complex"
     return problem.rpartition("error: ")[2].strip().split("\n")[0]

@@ -5,6 +5,7 @@ their chat template writes for an assistant's message, which is what the model h
 `answer_formats.yaml`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -103,6 +104,11 @@ class AnswerFormat:
         return TOOL_CALLS in self.template["fields"]
 
     @property
+    def marks_calls(self) -> bool:
+        """Whether calls begin with a mark; else they begin as any text in JSON."""
+        return self.text is None or self.text.call is None or self.text.call.begin != ""
+
+    @property
     def has_reasoning(self) -> bool:
         return not self.template["fields"].keys().isdisjoint(REASONING_FIELDS)
 
@@ -173,7 +179,14 @@ def known_fields(chat_template: str) -> tuple[dict[str, Field], AnswerText]:
     marks = next((marks for marks in known.reasoning if marks[0] in chat_template), None)
     fields: dict[str, Field] = {}
     if marks is not None:
-        fields[REASONING] = {"open": marks[0], "close": marks[1], "content": "text"}
+        # In the middle of an answer, the mark is what the text is about.
+        before = rf"(?:\A|{re.escape(marks[1])}|{known.calls_end})\s*"
+        opening = re.escape(marks[0])
+        fields[REASONING] = {
+            "open_pattern": rf"{opening}(?<={before}{opening})",
+            "close": marks[1],
+            "content": "text",
+        }
     text = AnswerText()
     for known_format in known.formats:
         if all(mark in chat_template for mark in known_format.marks):

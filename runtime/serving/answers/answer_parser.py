@@ -7,7 +7,7 @@ import json
 import secrets
 import string
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,10 +47,14 @@ class AnswerParser:
 
     Args:
         parser: finds the marks; None: there are none, all is content.
+        names: the tools, where calls have no marks: a call of another one is content.
     """
 
-    def __init__(self, parser: ResponseParser | None = None):
+    def __init__(
+        self, parser: ResponseParser | None = None, *, names: Container[str] | None = None
+    ):
         self._parser = parser
+        self._names = names
         self._raw = ""
         self._num_read = 0
         """Characters of it that are known to be text of one field or another."""
@@ -101,7 +105,7 @@ class AnswerParser:
             elif kind == "region_close":
                 self._held, self._is_start = "", True
                 if field == TOOL_CALLS:
-                    if (calls := read_calls(event["value"])) is None:
+                    if (calls := read_calls(event["value"], self._names)) is None:
                         pieces += self._give_up()
                         break
                     pieces += [AnswerPiece(call=call) for call in calls]
@@ -145,11 +149,16 @@ class AnswerParser:
         return [AnswerPiece(self._raw[start:], start)] if start < len(self._raw) else []
 
 
-def read_calls(value: Any) -> list[ToolCall] | None:
-    """The calls of a region; None if one of them is none."""
+def read_calls(value: Any, names: Container[str] | None) -> list[ToolCall] | None:
+    """The calls of a region; None if one of them is none, or has another name."""
     given = value.get("function") if isinstance(value, Mapping) else value
-    calls = [read_call(one) for one in (given if isinstance(given, list) else [given])]
-    return None if None in calls else [call for call in calls if call is not None]
+    calls = []
+    for one in given if isinstance(given, list) else [given]:
+        call = read_call(one)
+        if call is None or not (names is None or call.name in names):
+            return None
+        calls.append(call)
+    return calls
 
 
 def read_call(given: Any) -> ToolCall | None:
@@ -167,8 +176,12 @@ def read_call(given: Any) -> ToolCall | None:
             return None
     if not isinstance(arguments, Mapping):
         return None
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return None
     id = "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
-    return ToolCall(id, given["name"].strip(), json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(id, given["name"].strip(), text)
 
 
 @dataclass(kw_only=True)
@@ -195,7 +208,8 @@ class OutputDelta:
 class AnswerReader:
     """Text is new once it cannot become a stop string; its tokens come with it.
 
-    Tokens that ended the answer, or became part of a stop string, are not in the text.
+    Content after a call or more reasoning begins on a line of its own. Tokens that ended the
+    answer, or became part of a stop string, are not in the text.
 
     Args:
         parser: takes the answer apart; None: one for which all of it is content.
@@ -206,6 +220,8 @@ class AnswerReader:
         self._parser = parser or AnswerParser()
         self._max_calls = max_calls
         self._num_calls = 0
+        self._has_content = self._is_apart = False
+        """Whether there is content, and whether a call or reasoning came after it."""
         self._held: deque[TokenDelta] = deque()
         """Tokens whose text has not come, and may never."""
         self._num_characters = 0
@@ -230,6 +246,7 @@ class AnswerReader:
 
     def _add_pieces(self, output: OutputDelta, pieces: list[AnswerPiece]) -> None:
         for piece in pieces:
+            self._is_apart |= self._has_content and (piece.is_reasoning or piece.call is not None)
             if piece.call is not None:
                 if self._max_calls is None or self._num_calls < self._max_calls:
                     output.calls.append(piece.call)
@@ -241,7 +258,8 @@ class AnswerReader:
 
     def _add_content(self, output: OutputDelta, text: str, start: int) -> None:
         """Add content and its tokens; those of what was left out before it are dropped."""
-        output.text += text
+        output.text += "\n" * self._is_apart + text
+        self._has_content, self._is_apart = True, False
         while self._held and self._held[0].offset < start + len(text):
             token = self._held.popleft()
             next_offset = self._held[0].offset if self._held else self._num_characters

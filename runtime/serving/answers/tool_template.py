@@ -30,6 +30,7 @@ class ToolTemplate:
     takes_tools: bool = True
     takes_text: bool = False
     """A call's arguments are JSON instead of an object."""
+    takes_calls: bool = True
 
     def messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         """Messages as the template takes them."""
@@ -63,7 +64,7 @@ class ToolTemplate:
 def find_tool_template(tokenizer: PreTrainedTokenizerBase) -> ToolTemplate:
     """Try the forms of a call, the usual one first."""
     if not has_template(tokenizer):
-        return ToolTemplate(takes_tools=False)
+        return ToolTemplate(takes_tools=False, takes_calls=False)
     tools = [{"type": "function", "function": {"name": OFFERED, "parameters": {}}}]
     question = {"role": "user", "content": "?"}
     takes_tools = OFFERED in attempt(tokenizer, [question], tools)
@@ -76,7 +77,7 @@ def find_tool_template(tokenizer: PreTrainedTokenizerBase) -> ToolTemplate:
         text = attempt(tokenizer, [question, *style.messages([asked, answered])], tools)
         if CALLED in text and "moecast_key" in text and not any(form in text for form in WRONG):
             return style
-    return ToolTemplate(takes_tools)
+    return ToolTemplate(takes_tools, takes_calls=takes_tools)
 
 
 def attempt(

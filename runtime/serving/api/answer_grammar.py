@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
 
 from runtime.errors import GrammarError
 from runtime.generation.constraint import CompiledGrammar, compile_grammar
-from runtime.generation.grammar_check import MAX_GRAMMAR_BYTES, check_grammars
+from runtime.generation.grammar_check import UNREAD, check_grammars
 from runtime.serving.answers.answer_formats import AnswerFormat, AnswerText
 from runtime.serving.answers.answer_parser import AnswerParser
 from runtime.serving.api.schemas import ChatRequest, GenerationBody, StructuredOutputs
@@ -23,7 +22,7 @@ from runtime.serving.errors import RequestError
 from runtime.serving.served_model import ModelInfo
 
 Part = Mapping[str, Any]
-"""A grammar within a grammar: `json_schema` or `lark_grammar`."""
+"""A grammar within a grammar: `json_schema`, `lark_grammar`, or one to be read first (`UNREAD`)."""
 
 SPACES = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
 """In JSON. A weak model would write any number."""
@@ -77,6 +76,12 @@ def chat_grammar(body: ChatRequest, info: ModelInfo, prefix: str) -> CompiledGra
                 "follow, such as arguments that are no JSON; leave it out",
                 param=cause,
             )
+        if content == "@part0" and not form.marks_calls and "json_schema" in parts[cause]:
+            raise RequestError(
+                f"{cause}: with tools, what this model begins as JSON is a call; set tool_choice "
+                "to 'none' or 'required'",
+                param=cause,
+            )
         calls.append((tool.name, f"@part{len(parts)}"))
         schema = (tool.parameters if tool.strict or body.must_call else None) or {}
         parts[f"{path}.parameters"] = json_part({"type": "object", **schema})
@@ -97,11 +102,10 @@ def compile_parts(lark: str, parts: Mapping[str, Part], info: ModelInfo) -> Comp
     Raises:
         RequestError: one of them cannot be compiled.
     """
-    named = [{"name": f"part{number}", **part} for number, part in enumerate(parts.values())]
-    whole = json.dumps({"grammars": [{"name": "answer", "lark_grammar": HEAD + lark}, *named]})
-    given = [(path, json.dumps({"grammars": [part]})) for path, part in parts.items()]
     try:
-        check_grammars(tuple(given))
+        read = check_grammars(tuple((path, json.dumps(part)) for path, part in parts.items()))
+        named = [{"name": f"part{number}", **part} for number, part in enumerate(read)]
+        whole = json.dumps({"grammars": [{"name": "answer", "lark_grammar": HEAD + lark}, *named]})
         return compile_grammar(whole, info.grammar_vocabulary)
     except GrammarError as error:
         path = error.field or next(iter(parts))
@@ -138,10 +142,9 @@ def content_parts(body: GenerationBody) -> dict[str, Part]:
         path = f"structured_outputs.{name.rstrip('_')}"
         try:
             parts[path] = structured_part(body.structured_outputs)
-        # The reader of GBNF raises exceptions of every type.
-        except Exception as error:
-            problem = "it has too many levels" if isinstance(error, RecursionError) else str(error)
-            raise RequestError(f"{path}: {problem:.400}", param=path) from error
+        # llguidance's of a regular expression is a ValueError, too.
+        except (GrammarError, ValueError) as error:
+            raise RequestError(f"{path}: {error!s:.400}", param=path) from error
     return parts
 
 
@@ -149,12 +152,13 @@ def structured_part(given: StructuredOutputs) -> Part:
     if given.regex is not None:
         return {"lark_grammar": f"start: /{llguidance.regex_to_lark(given.regex, '')}/"}
     if given.choice is not None:
-        return {"lark_grammar": "start: " + " | ".join(map(json.dumps, given.choice))}
+        # A terminal: of a rule, each alternative counts as a way to go on.
+        return {
+            "lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, given.choice))
+        }
     if given.grammar is not None:
-        if len(given.grammar) > MAX_GRAMMAR_BYTES:
-            raise GrammarError(f"at most {MAX_GRAMMAR_BYTES} bytes are allowed")
-        return {"lark_grammar": any_to_lark(given.grammar)}
-    schema = given.json_ or {"type": "object"}
+        return {UNREAD: given.grammar}
+    schema = {"type": "object"} if given.json_ is None else given.json_
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)

@@ -71,7 +71,7 @@ Text = Annotated[str, AfterValidator(check_encodable)]
 
 
 def check_json(given: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError for an object that is too deep, or has a text that UTF-8 cannot express."""
+    """Raise ValueError for an object that is too deep, or has what JSON or UTF-8 cannot express."""
     level: list[Any] = [given]
     for _ in range(MAX_LEVELS):
         objects = [list(one.values()) if isinstance(one, dict) else one for one in level]
@@ -80,7 +80,11 @@ def check_json(given: dict[str, Any]) -> dict[str, Any]:
             break
     else:
         raise ValueError(f"it has more than {MAX_LEVELS} levels")
-    check_encodable(json.dumps(given, ensure_ascii=False))
+    try:
+        text = json.dumps(given, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise ValueError("it has a number that is not finite, or too large for one") from error
+    check_encodable(text)
     return given
 
 

@@ -58,6 +58,8 @@ class CalledFunction(RequestBody):
     arguments: Text = "{}"
     """JSON; templates that read objects get one."""
 
+    ignored_fields: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})
+
 
 class ToolCallMessage(RequestBody):
     """A call that an assistant's message made."""
@@ -82,8 +84,8 @@ class ChatMessage(RequestBody):
     tool_call_id: Text | None = None
 
     ignored_fields: ClassVar[frozenset[str]] = HINTS | {
-        "annotations", "audio", "function_call", "id", "provider_specific_fields", "reasoning",
-        "reasoning_details", "refusal", "thinking_blocks",
+        "annotations", "audio", "function_call", "id", "parsed", "provider_specific_fields",
+        "reasoning", "reasoning_details", "refusal", "thinking_blocks",
     }  # fmt: skip
     """Fields that answers carry, and clients echo, that are no part of the conversation."""
 

@@ -9,8 +9,9 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from runtime.serving.answers.answer_parser import OutputDelta
 from runtime.serving.api.output_stream import ClientDisconnected, OutputStream
-from runtime.serving.api.responses import ResponseBuilder, to_json
+from runtime.serving.api.responses import ResponseBuilder, describe_call, to_json
 from runtime.serving.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -52,10 +53,15 @@ async def cancel_on_disconnect(
         log_fields |= {"choices": len(stream.choices), **stream.usage()}
 
 
-async def stream_events(response: ResponseBuilder) -> AsyncIterator[str]:
+async def stream_events(
+    response: ResponseBuilder, answers: list[dict[str, Any]] | None
+) -> AsyncIterator[str]:
     """The server-sent events of one response.
 
     An error is an event too: the status has already been sent.
+
+    Args:
+        answers: gets what each choice has written, for the log; None: nobody wants it.
     """
     try:
         for event in response.start():
@@ -66,6 +72,8 @@ async def stream_events(response: ResponseBuilder) -> AsyncIterator[str]:
                 continue
             index, news = item
             output = response.read(index, news)
+            if answers is not None:
+                note_output(answers[index], output)
             for event in response.events(index, output):
                 if output.num_logprobs > LARGE_LOGPROBS:
                     yield await asyncio.to_thread(format_event, event)
@@ -80,17 +88,36 @@ async def stream_events(response: ResponseBuilder) -> AsyncIterator[str]:
         yield response.last_line
 
 
+def note_output(answer: dict[str, Any], output: OutputDelta) -> None:
+    """Add to an answer what is new in it."""
+    calls = [describe_call(call) for call in output.calls]
+    parts = {"text": output.text, "reasoning": output.reasoning, "tool_calls": calls}
+    for name, new in parts.items():
+        if new:
+            answer[name] = answer[name] + new if name in answer else new
+
+
 class EventStreamResponse(StreamingResponse):
     """Sends a response's chunks as they come; cancels the generation on a disconnect.
 
     A client that reads nothing is disconnected by `runtime.serving.edge.connections`.
+
+    Args:
+        response: builds the events.
+        log_fields: of the request's line in the log.
+        logs_answers: whether they get the answers.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, response: ResponseBuilder, *, log_fields: dict[str, Any]):
+    def __init__(
+        self, response: ResponseBuilder, *, log_fields: dict[str, Any], logs_answers: bool
+    ):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(stream_events(response), headers=headers)
+        answers: list[dict[str, Any]] | None = None
+        if logs_answers:
+            answers = log_fields["answers"] = [{} for _ in response.stream.choices]
+        super().__init__(stream_events(response, answers), headers=headers)
         self._stream, self._log_fields = response.stream, log_fields
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:

@@ -167,9 +167,11 @@ def parse_chat(
     if form is not None and (form.has_reasoning or (tools and form.has_calls)):
         sampling = replace(sampling, shown_token_ids=form.token_ids)
         max_calls = 1 if body.parallel_tool_calls is False else None
+        names = None if form.marks_calls else {tool["function"]["name"] for tool in tools}
 
         def make_reader() -> AnswerReader:
-            return AnswerReader(AnswerParser(form.parser(prefix, tools)), max_calls=max_calls)
+            parser = AnswerParser(form.parser(prefix, tools), names=names)
+            return AnswerReader(parser, max_calls=max_calls)
 
     prompts = [RequestPrompt(tokens=tokens, sampling=sampling)]
     return GenerationRequest(prompts=prompts, num_choices=body.n or 1, reader=make_reader)
@@ -226,6 +228,10 @@ def render_messages(
     if tools and not info.tool_template.takes_tools:
         raise RequestError(
             "tools: this model's chat template has no tools; leave them out", param="tools"
+        )
+    if not info.tool_template.takes_calls and any(message.tool_calls for message in messages):
+        raise RequestError(
+            f"{param}: this model's chat template has no tool calls; leave them out", param=param
         )
     for name in options.template_options:
         if name in RESERVED_OPTIONS:

@@ -51,6 +51,9 @@ class ItemizedResponse(ResponseBuilder):
             if not text:
                 continue
             if call is not None or kind != self.kind:
+                if self.items and call is None:
+                    # Not needed between items.
+                    text = text.removeprefix("\n")
                 yield from self._end_last(FinishReason.STOP)
                 self.kind = kind
                 yield from self.begin_item(kind, call)

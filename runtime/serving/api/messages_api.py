@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
+
 from predictors.records import Whole
 from runtime.generation.answer import FinishReason
 from runtime.serving.answers.answer_parser import ToolCall
@@ -31,6 +33,15 @@ BILLING = "x-anthropic-billing-header:"
 """Begins a block of system prompts that differs from request to request, and says nothing."""
 
 
+class ThreadUnsupported(RequestError):
+    """Anthropic's client asks for a thread, and goes on without one after this error."""
+
+    def anthropic_body(self) -> dict[str, Any]:
+        body = super().anthropic_body()
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        return {**body, "error": body["error"] | {"details": details}}
+
+
 class ContentBlock(ConversationItem):
     needed = {
         "text": ("text",),
@@ -48,7 +59,7 @@ Blocks = Annotated[
 
 class AnthropicMessage(RequestBody):
     role: Literal["user", "assistant", "system"]
-    content: Blocks
+    content: Annotated[Blocks, Field(min_length=1)]
 
 
 class PromptBody(TranslatedBody):
@@ -76,20 +87,20 @@ class PromptBody(TranslatedBody):
     }  # fmt: skip
 
     def chat_fields(self) -> dict[str, Any]:
+        if (self.model_extra or {}).get("thread"):
+            raise ThreadUnsupported(f"thread: {UNSUPPORTED}", param="thread")
         if self.messages[-1].role == "assistant":
             problem = "messages: an assistant's message is not continued; end with a user's"
             raise RequestError(problem, param="messages")
-        items: list[Any] = [
-            ("system", block) for block in self.system if not block.all_text.startswith(BILLING)
-        ]
-        items += [(message.role, block) for message in self.messages for block in message.content]
+        system = [block for block in self.system if not block.all_text.startswith(BILLING)]
+        given = [("system", system), *((one.role, one.content) for one in self.messages)]
         kind = self.tool_choice.get("type")
         choice: Any = "required" if kind == "any" else kind
         if kind == "tool":
             choice = {"type": "function", "function": {"name": self.tool_choice.get("name")}}
         thinking = self.thinking.get("type")
         return {
-            "messages": join_items(items),
+            "messages": join_items(given),
             "tools": function_tools(self.tools, kind="custom", schema="input_schema"),
             "tool_choice": choice,
             "parallel_tool_calls": not self.tool_choice.get("disable_parallel_tool_use"),

@@ -65,7 +65,7 @@ class ResponsesRequest(TranslatedBody):
     }  # fmt: skip
 
     def chat_fields(self) -> dict[str, Any]:
-        messages, choice = join_items((item.role, item) for item in self.input), self.tool_choice
+        messages, choice = join_items((item.role, [item]) for item in self.input), self.tool_choice
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
         if isinstance(choice, dict):

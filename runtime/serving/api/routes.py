@@ -145,7 +145,9 @@ def add_generation_routes(app: FastAPI, service: GenerationService, config: Serv
             log_fields["prompts"] = await asyncio.to_thread(decode_prompts, request, info)
         stream.submit()
         if body.stream:
-            return EventStreamResponse(response, log_fields=log_fields)
+            return EventStreamResponse(
+                response, log_fields=log_fields, logs_answers=config.log_prompts
+            )
         async with cancel_on_disconnect(stream, http.receive, log_fields):
             try:
                 whole = await response.whole()

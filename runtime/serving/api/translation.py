@@ -94,30 +94,38 @@ def text_as(field: str, **more: str) -> BeforeValidator:
     )
 
 
-def join_items(items: Iterable[tuple[str | None, ConversationItem]]) -> list[dict[str, Any]]:
+def join_items(
+    given: Iterable[tuple[str | None, Iterable[ConversationItem]]],
+) -> list[dict[str, Any]]:
     """A chat's messages: what an assistant thinks, writes and calls in a row is one.
 
     Args:
-        items: each with its role, where its type does not say it.
+        given: the items of each message with its role, where their types do not say it.
     """
     messages: list[dict[str, Any]] = []
-    for role, item in items:
-        if item.type in RESULTS:
-            id = item.call_id or item.tool_use_id
-            messages.append({"role": "tool", "content": item.all_text, "tool_call_id": id})
-            continue
-        part: str = "content"
-        value: Any = item.all_text
-        if item.type in CALLS:
-            role, part, value = "assistant", "tool_calls", [item.call()]
-        elif item.type in THOUGHTS:
-            role, part = "assistant", "reasoning_content"
-        # Blocks of text that follow one another are one text; messages stay what they are.
-        later = MESSAGE_PARTS[MESSAGE_PARTS.index(part) + (item.type != "message") :]
-        if not messages or messages[-1]["role"] != role or messages[-1].keys() & later:
-            messages.append({"role": role})
-        last = messages[-1]
-        last[part] = last[part] + value if part in last else value
+    for given_role, items in given:
+        between = "\n"
+        for item in items:
+            if item.type in RESULTS:
+                id = item.call_id or item.tool_use_id
+                messages.append({"role": "tool", "content": item.all_text, "tool_call_id": id})
+                continue
+            role: str | None = given_role
+            part: str = "content"
+            value: Any = item.all_text
+            if item.type in CALLS:
+                role, part, value = "assistant", "tool_calls", [item.call()]
+            elif item.type in THOUGHTS:
+                role, part = "assistant", "reasoning_content"
+            # Blocks of text that follow one another are one text; messages stay what they are.
+            later = MESSAGE_PARTS[MESSAGE_PARTS.index(part) + (item.type != "message") :]
+            if not messages or messages[-1]["role"] != role or messages[-1].keys() & later:
+                messages.append({"role": role})
+            last = messages[-1]
+            if part in last:
+                value = last[part] + (between + value if isinstance(value, str) else value)
+            last[part] = value
+            between = ""
     return messages
 
 

@@ -2,17 +2,28 @@
 
 import json
 import time
+from typing import Any
 
-import llguidance
 import pytest
 
 from runtime.errors import GrammarError
-from runtime.generation.grammar_check import MAX_GRAMMAR_BYTES, WALL_SECONDS, check_grammars
+from runtime.generation.grammar_check import (
+    MAX_GRAMMAR_BYTES,
+    UNREAD,
+    WALL_SECONDS,
+    check_grammars,
+)
 
 REFS = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(3500)}
 PATTERNS = [{"type": "string", "pattern": f".*x{i}.*"} for i in range(200)]
 PAIRS = [[{"properties": {f"{name}{i}": {"const": 1}}} for name in "ab"] for i in range(40)]
-TEXTS = {f"p{i}": {"type": "string"} for i in range(400)}
+
+
+def many_properties(number: int) -> dict[str, Any]:
+    texts = {f"p{i}": {"type": "string"} for i in range(number)}
+    return {"properties": texts, "additionalProperties": False}
+
+
 HOSTILE_SCHEMAS = {
     "deep refs": {"$defs": {**REFS, "a3500": {"type": "string"}}, "$ref": "#/$defs/a0"},
     "a divisor that takes 22 seconds": {"type": "integer", "multipleOf": 999_983},
@@ -20,22 +31,25 @@ HOSTILE_SCHEMAS = {
     "2^40 combinations": {"allOf": [{"anyOf": pair} for pair in PAIRS]},
     "properties that anything may follow": {"properties": {f"p{i}": {} for i in range(4000)}},
     "recursion without end": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    "properties of which each may be the first": many_properties(400),
     "levels": json.loads('{"items":' * 140 + "{}" + "}" * 140),
 }
 HARMLESS_SCHEMAS = {
     "a large enum": {"enum": [f"item {i}" for i in range(8000)]},
     "recursion": {"properties": {"a": {"$ref": "#"}, "b": {"$ref": "#"}}},
     "a pattern with 2^30 states": {"type": "string", "pattern": "^.*[ab].{30}$"},
-    "many properties": {"properties": TEXTS, "additionalProperties": False},
+    "many properties": many_properties(200),
     "a long text": {"type": "string", "maxLength": 10**9},
 }
 
 
 def of_schema(schema) -> str:
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    return json.dumps({"json_schema": schema})
 
 
-PROBLEM = "it is too complex|it has too many levels|no finite text follows it"
+PROBLEM = (
+    "too complex|too many levels|no finite text follows it|in more than 1000 ways at one place"
+)
 
 
 @pytest.mark.parametrize("name", HOSTILE_SCHEMAS)
@@ -64,7 +78,23 @@ HOSTILE_LARK = {
 
 @pytest.mark.parametrize("name", HOSTILE_LARK)
 def test_hostile_lark__is_refused_within_the_limits(name: str) -> None:
-    grammar = llguidance.LLMatcher.grammar_from_lark(HOSTILE_LARK[name])
+    grammar = json.dumps({"lark_grammar": HOSTILE_LARK[name]})
     with pytest.raises(GrammarError) as caught:
         check_grammars((("ok", of_schema({})), ("grammar", grammar)))
     assert "\n" not in str(caught.value)
+
+
+CHAIN = "".join(f"a{i} ::= a{i + 1}\n" for i in range(6000))
+HOSTILE_GBNF = {
+    "empty lines, to look through in quadratic time": "\n" * 40_000 + 'root ::= "a"',
+    "rules that each pass over all resolves one of": f'root ::= a0\n{CHAIN}a6000 ::= "a"',
+    "levels": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000,
+    "a rule that is not there": "root ::= a",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_GBNF)
+def test_hostile_gbnf__is_read_in_the_other_process(name: str, monkeypatch) -> None:
+    monkeypatch.setattr("runtime.generation.grammar_check.any_to_lark", None)
+    with pytest.raises(GrammarError, match=r"too complex|too many levels|'a' not found"):
+        check_grammars((("grammar", json.dumps({UNREAD: HOSTILE_GBNF[name]})),))

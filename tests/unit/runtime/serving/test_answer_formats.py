@@ -125,12 +125,23 @@ FAMILIES = {
     ),
     "mistral": Family(f"[TOOL_CALLS] [{WEATHER_CALL}, {TIME_CALL}]", "[TOOL_CALLS]"),
     "llama": Family(json.dumps({"name": "get_weather", "parameters": WEATHER}), '"parameters"'),
+    "calls between lines of content": Family(
+        f"Both.\n{HERMES_CALL}\nNow.\n\n{HERMES_CALL.replace(WEATHER_CALL, TIME_CALL)}\nDone.",
+        content="Both.\nNow.\nDone.",
+    ),
+    "reasoning, twice": Family(
+        "<think>Let me </think>\n<think>see.</think> I look it up.", reasoning="Let mesee."
+    ),
     "reasoning that the limit cut short": Family("<think>\nLet me", reasoning="Let me"),
 }
 UNREAD = {
     "plain text": " A <b>bold</b> claim <\n\n",
     "a call that is no JSON": 'Well. <tool_call>\n{"name": get}\n</tool_call>',
     "a call that the limit cut short": '<tool_call>\n{"name": "get_wea',
+    "a call with a number that JSON lacks": (
+        '<tool_call>{"name": "f", "arguments": {"zone": NaN}}</tool_call>'
+    ),
+    "marks of reasoning as a subject": "Write <think> first, then </think>. Good luck.",
 }
 """Texts that stay content."""
 FAMILIES |= {name: Family(text, content=text) for name, text in UNREAD.items()}
@@ -170,9 +181,10 @@ def test_answer__becomes_its_parts(name: str, size: int) -> None:
     assert len({call.id for call in whole.calls}) == len(whole.calls)
     assert whole.finish_reason == ("tool_calls" if family.calls else "stop")
     if size == 1:
-        # Spaces around marks are not in the log-probabilities either.
+        # Spaces around marks, and the line's end in their place, are not in the log-probabilities.
         for delta in deltas:
-            assert "".join(token.text for token in delta.tokens) == delta.text
+            shown = "".join(token.text for token in delta.tokens)
+            assert shown in (delta.text, delta.text.removeprefix("\n"))
 
 
 def test_tools_that_are_not_offered__are_not_called() -> None:

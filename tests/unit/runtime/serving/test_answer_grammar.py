@@ -68,6 +68,18 @@ def test_arguments_that_are_no_json__are_refused_with_the_reason(name: str) -> N
     assert caught.value.param == "tool_choice"
 
 
+@pytest.mark.parametrize("name", sorted(WITH_JSON))
+def test_content_in_json__is_refused_where_it_would_be_a_call(name: str) -> None:
+    form, body = format_of(FAMILIES[name].template), {**ANY_OBJECT, "tools": TOOLS}
+    if name == "llama":
+        with pytest.raises(RequestError, match="^response_format: with tools, .* 'required'$"):
+            takes(form, "", "", **body)
+        takes(form, "", "", **body, tool_choice="none")
+    else:
+        text = '{"city": 1}'
+        assert takes(form, "", (form.text.content if form.text else "") + text, **body)[0]
+
+
 ANY_OBJECT = {"response_format": {"type": "json_object"}}
 CHANNEL = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>"
 HEADS = {

@@ -1,5 +1,6 @@
 """Generation requests from valid bodies: defaults, limits and the model's properties."""
 
+import json
 from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,15 +13,17 @@ from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn
 from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize, KVCacheBudget
+from runtime.serving.answers.tool_template import ToolTemplate
 from runtime.serving.api.generation_requests import parse_chat, parse_completion, tokenize_body
 from runtime.serving.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
-from runtime.serving.choice import CompletionChoice, FinishReason
+from runtime.serving.choice import CompletionChoice, FinishReason, TokenDelta
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import ContextTooLong, RequestError
 from tests.builders.plain_answers import TOKENIZER
 from tests.builders.plain_answers import model_info as info
 from tests.builders.serving import tiny
 from tests.builders.tokenizers import byte_fallback_tokenizer
+from tests.unit.runtime.serving.test_answer_formats import CALLS, FAMILIES, TOOLS, format_of
 from tests.unit.runtime.serving.test_completions import HELLO, user
 
 
@@ -40,6 +43,16 @@ def parsed(body: CompletionRequest | ChatRequest, **model: Any) -> Any:
 
 def sampling_of(body: CompletionRequest | ChatRequest, **model: Any) -> SamplingParams:
     return parsed(body, **model).prompts[0].sampling
+
+
+def test_call_without_a_mark__is_one_of_an_offered_tool() -> None:
+    form = format_of(FAMILIES["llama"].template)
+    request = parsed(chat(tools=TOOLS), answer_format=form, tool_template=ToolTemplate())
+    for text, calls in ((FAMILIES["llama"].text, CALLS[:1]), ('{"name": "Bob", "age": 3}', [])):
+        delta = TokenDelta(text=text, token=1, offset=0, logprob=None)
+        output = request.reader().read([delta, FinishReason.STOP])
+        assert [(call.name, json.loads(call.arguments)) for call in output.calls] == calls
+        assert output.text == ("" if calls else text)
 
 
 def test_max_tokens__defaults_to_16_for_completions_only() -> None:

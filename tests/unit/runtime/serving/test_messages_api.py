@@ -1,5 +1,7 @@
 """Anthropic's Messages API by its client, whose types validate every answer and event."""
 
+import json
+import math
 from typing import Any
 
 import anthropic
@@ -9,7 +11,7 @@ from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter
 
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
-from tests.unit.runtime.serving.test_answer_formats import CALLS, TOOLS
+from tests.unit.runtime.serving.test_answer_formats import CALLS, HERMES_CALL, TOOLS
 from tests.unit.runtime.serving.test_completions import HELLO, raw, user
 from tests.unit.runtime.serving.test_responses_api import AS_CHAT, ASKED, QUESTION, named_events
 from tests.unit.runtime.serving.test_tools import ANSWER
@@ -114,6 +116,24 @@ def test_anthropics_client__runs_the_loop_of_an_agent(agents, force):
     assert counted.input_tokens == len(tokens)
 
 
+def test_anthropics_client__runs_tools_by_itself(agents, force):
+    @anthropic.beta_tool
+    def get_weather(city: str, days: int) -> str:
+        return f"{city}: sunny for {days} days"
+
+    force(HERMES_CALL, "It is sunny.")
+    run = client(agents).beta.messages.tool_runner(**body(tools=[get_weather]))
+    assert [message.content[0].type for message in run] == ["tool_use", "text"]
+
+
+def test_messages_in_a_row__of_one_role_are_lines_of_one(agents: RunningServer) -> None:
+    def count(messages: list[Any]) -> int:
+        return raw(agents, f"{PATH}/count_tokens", messages=messages)["input_tokens"]
+
+    given = [*user("What is 2"), *user([text("3 "), text("apples")])]
+    assert count(given) == count(user("What is 2\n3 apples"))
+
+
 def test_thinking__reaches_the_template(agents, force):
     force("Let me see.\n</think>\n\nIt is.")
     message = create(agents, thinking={"type": "enabled", "budget_tokens": 1024})
@@ -128,7 +148,8 @@ def test_thinking__reaches_the_template(agents, force):
 
 def refused(server: RunningServer, status: int, **fields: Any) -> tuple[str, str]:
     """The kind and the message of an error, in Anthropic's shape."""
-    answer = server.post(PATH, json=fields)
+    header = {"Content-Type": "application/json"}
+    answer = server.post(PATH, content=json.dumps(fields), headers=header)
     assert answer.status_code == status, answer.text
     ErrorResponse.model_validate(answer.json() | {"request_id": None}, strict=True)
     return answer.json()["error"]["type"], answer.json()["error"]["message"]
@@ -148,6 +169,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "system[0].text": {"system": [{"type": "text"}]},
     "mcp_servers": {"mcp_servers": [{"url": "a"}]},
     "n": {"n": 2},
+    "thread": {"thread": {"type": "create"}},
+    "messages[0].content": {"messages": user([])},
+    "tools[0]": {"tools": [{"name": "f", "input_schema": {"const": math.inf}}]},
 }  # fmt: skip
 
 

@@ -108,7 +108,10 @@ def test_slow_body__times_out(folder):
 def test_log__has_ids_and_counts_and_prompts_only_on_request(folder, log_prompts):
     stream = io.StringIO()
     configure_json_logging(logging.StreamHandler(stream), secrets=KEYS)
-    options, body = {"log_prompts": log_prompts}, {"prompt": "a very private matter"}
+    options, body = (
+        {"log_prompts": log_prompts},
+        {"prompt": "a very private matter", "temperature": 0},
+    )
     with running_server(lambda: tiny(folder), keys=KEYS, options=options) as server:
         for number, key in enumerate(("first-key", "wrong-key")):
             headers = {"Authorization": f"Bearer {key}", "X-Request-Id": f"id-{number}"}
@@ -123,6 +126,9 @@ def test_log__has_ids_and_counts_and_prompts_only_on_request(folder, log_prompts
     expected = [("id-0", 200)] * 2 + [("id-0", 400)] + [("id-1", 401)] * 3
     assert [(line["request_id"], line["status"]) for line in requests] == expected
     assert all(line["completion_tokens"] == 2 for line in requests[:2])
+    texts = [[one["text"] for one in line.get("answers", ())] for line in requests[:2]]
+    assert texts[0] == texts[1]
+    assert any(texts[0]) is log_prompts
     assert all(line["seconds"] >= 0 and line["path"] == "/v1/completions" for line in requests)
 
 

@@ -66,6 +66,7 @@ def test_schema__is_followed_whatever_the_options(server, options):
 FORMS: list[tuple[dict[str, Any], str]] = [
     ({"regex": r"(foo|bar)/\d{3}"}, r"(foo|bar)/\d{3}"),
     ({"choice": ["yes", 'no, "é😀"\n']}, 'yes|no, "é😀"\n'),
+    ({"choice": [f"{i}" for i in range(4000)]}, r"\d{1,4}"),
     ({"grammar": 'root ::= "x" digit "y"\ndigit ::= [0-9]'}, r"x\dy"),
     ({"grammar": 'start: "a" b\nb: /[xyz]{4}/'}, "a[xyz]{4}"),
     ({"json": json.dumps({"const": {"a": 1}})}, r'\{\s*"a"\s*:\s*1\s*\}'),

@@ -65,7 +65,10 @@ def test_openais_client__runs_the_loop_of_an_agent(agents, force):
     with chats.stream(messages=messages, **options) as stream:
         message = stream.get_final_completion().choices[0].message
     assert [call.function.name for call in message.tool_calls] == ["get_weather", "get_time"]
-    messages.append(message.model_dump())
+    # Fields that the client's parser adds.
+    echoed = message.model_dump()
+    echoed["tool_calls"][0]["function"]["parsed_arguments"] = {"city": "Paris"}
+    messages.append(echoed | {"parsed": {"a": 1}})
     sunny = {"role": "tool", "content": "sunny"}
     messages += [{**sunny, "tool_call_id": call.id} for call in message.tool_calls]
     answer = chats.create(messages=messages, **options)
@@ -126,6 +129,8 @@ def test_template_without_tools__refuses_them(server: RunningServer) -> None:
     assert error["param"] == "tools"
     assert "chat template has no tools" in error["message"]
     ask(server, tools=TOOLS, tool_choice="none", max_tokens=1)
+    called = [*HELLO, {"role": "assistant", "tool_calls": [function("f")]}, *HELLO]
+    assert "has no tool calls" in refused(server, CHAT, messages=called)["message"]
 
 
 TOOLS_PART = "{{ (tools or []) | tojson }}"
@@ -136,7 +141,8 @@ TEMPLATES = {
     BEGIN + "{{ c.function.arguments | tojson }}" + END: ToolTemplate(),
     BEGIN + "{{ c.function.arguments }}" + END: ToolTemplate(takes_text=True),
     BEGIN + "{{ '' + c.function.arguments }}" + END: ToolTemplate(takes_text=True),
-    EACH + "{{ m.content }}{% endfor %}": ToolTemplate(takes_tools=False),
+    EACH + CALL + "{{ c.function.arguments }}" + END: ToolTemplate(False, takes_text=True),
+    EACH + "{{ m.content }}{% endfor %}": ToolTemplate(False, takes_calls=False),
 }
 
 
@@ -149,4 +155,4 @@ def test_template__is_tried_for_the_form_of_calls(template: str) -> None:
     call = {"function": {"name": "f", "arguments": '{"a": "b"}'}}
     asked = ChatMessage.model_validate({"role": "assistant", "tool_calls": [call]})
     text = tokenizer.decode(render(form.messages([asked]), tokenizer))
-    assert not form.takes_tools or 'f{"a": "b"}' in text
+    assert not form.takes_calls or 'f{"a": "b"}' in text
