@@ -63,10 +63,13 @@ def test_budget_slots__is_a_share_of_all_experts_or_refused() -> None:
         budget_slots("1B", spec, HARDWARE)
 
 
-@pytest.mark.parametrize("field", ["max_epochs", "batch_size", "lr", "weight_decay", "threads"])
-def test_config__names_the_key_and_the_allowed_values(field: str) -> None:
-    with pytest.raises(ValueError, match=f"{field}=-1: must be"):
-        TrainConfig(**{field: -1})
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_epochs", 0), ("batch_size", 1), ("lr", -1), ("weight_decay", -1), ("threads", 0)],
+)
+def test_config__names_the_key_and_the_allowed_values(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{field}={value}: must be"):
+        TrainConfig(**{field: value})
 
 
 @pytest.mark.parametrize(("num_layers", "deep"), [(4, []), (3, ["expert-map"]), (2, ["stride"])])
