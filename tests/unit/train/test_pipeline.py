@@ -16,6 +16,7 @@ from train.errors import TrainError
 from train.find_trace import find_trace, open_named_trace, require_model
 from train.kinds import collect_signals, leave_out_kinds
 from train.nonlearned import RouterWeights, make_skip
+from train.record_training import hide_place
 from train.replay import budget_slots, first_tokens
 
 HARDWARE = toy_accelerator()
@@ -80,6 +81,12 @@ def test_deep_kinds__are_left_out_of_models_with_few_layers(num_layers, deep, tm
     for kind in left_out:
         with pytest.raises(TrainError, match=f"predictor={kind}: .* has {num_layers}"):
             leave_out_kinds(PredictorConfig(kind=kind), KINDS, trace)
+
+
+@pytest.mark.parametrize("login", ["user", "user:password", "user:p@ssword", "me@here:p@ss@word"])
+def test_hide_place__leaves_no_part_of_a_login(login: str) -> None:
+    address = f"https://{login}@host/trace"
+    assert hide_place({"trace": [address]}) == {"trace": ["https://host/trace"]}
 
 
 def test_named_trace__a_mistyped_one_is_refused_with_what_is_there(tmp_path) -> None:
