@@ -20,6 +20,7 @@ from predictors.files import write_json
 from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
 from runtime.presets import describe_choice
+from runtime.tools.report.html_report import FILE
 from runtime.tools.report.provenance import describe_origin
 from train.checkpoint import require_training_space
 from train.config import TrainConfig
@@ -100,7 +101,8 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         )
         trace = find(config, signals, needed=needed)
     if (finished := read_finished(config, trace)) is not None:
-        if config.figures and not (config.folder / FOLDER).is_dir():
+        # The page is written last.
+        if config.figures and not (config.folder / FOLDER / FILE).is_file():
             draw_report(finished, trace, config)
         return finished
     left_out = leave_out_kinds(config.predictor, kinds, trace)

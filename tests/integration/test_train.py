@@ -132,6 +132,16 @@ def test_train__run_again_scores_only_what_is_not_finished(missing, stride, tmp_
     assert (tmp_path / "run/entries/stride/manifest.json").is_file()
 
 
+def test_train__run_again_draws_a_report_that_was_not_finished(setup, tmp_path, capsys) -> None:
+    given = [*setup, "predictor=popularity"]
+    assert run_program("train", given) == 0
+    page = tmp_path / "run" / "report" / "report.html"
+    page.unlink()
+    assert run_program("train", given) == 0
+    assert "this training is finished" in capsys.readouterr().err
+    assert page.is_file()
+
+
 def test_train__of_a_zoo_scores_its_entries_again(stride, folder, tmp_path, capsys):
     zoo, again = f"zoo={tmp_path / 'zoo'}", tmp_path / "again"
     assert run_program("zoo", ["push", str(tmp_path / "run"), zoo]) == 0
