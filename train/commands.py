@@ -116,7 +116,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
             other = replace(config, data=config.shifted, trace=config.shifted_trace)
             shifted = find(other, signals, key="shifted_trace")
     others = {
-        kind: find(replace(config, trace=where), signals, needed=needed, key=f"other_kinds.{kind}")
+        kind: find(replace(config, trace=where), signals, key=f"other_kinds.{kind}")
         for kind, where in config.other_kinds.items()
     }
     configs = [config.hardware, config.other_hardware]

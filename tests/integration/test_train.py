@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 
+from collect.traces import Trace
+from collect.traces.layout import ROUTING_SIGNALS
 from configs.program import run_program
 from predictors.registry import KINDS
 from predictors.reuse import ReusePredictor
 from tests.builders.traced_model import make_traced_model, training_options
+from tests.builders.traces import make_trace
 from train.eviction_eval import BUDGETS, POLICIES, gap_closed
 from zoo.entry import ZooEntry, open_entry
 from zoo.load import load_predictor
@@ -163,6 +166,25 @@ def test_train__refuses_other_settings_in_the_same_folder(stride, capsys):
     assert run_program("train", [*stride, "lr=0.01"]) == 2
     assert re.search(r"lr: 0.004 then, 0.01 now.*overwrite=true", capsys.readouterr().err)
     assert run_program("train", [*stride, "lr=0.01", "overwrite=true"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("routing", "has no gate_input; collect one with signals="),
+        ("nowhere", "is not a trace.*Leave other_kinds.x out to do without"),
+    ],
+)
+def test_train__refuses_prompts_that_cannot_be_scored_before_it_trains(
+    name, reason, setup, folder, tmp_path, capsys
+):
+    spec = Trace.open(folder / "trace").spec
+    make_trace(tmp_path / "routing", spec=spec, signals=ROUTING_SIGNALS)
+    given = [*setup, "predictor=popularity", f"other_kinds={{x: {tmp_path / name}}}"]
+    assert run_program("train", given) == 2
+    said = capsys.readouterr().err
+    assert re.search(rf"other_kinds.x={tmp_path / name} {reason}", said)
+    assert "counting the baselines" not in said
 
 
 def test_train__on_a_routing_log_trains_nothing_and_skips_kinds_without_signals(
