@@ -57,7 +57,8 @@ def read_results(run_dir) -> dict:
 
 
 def test_train__of_every_kind_writes_figures_and_entries_that_load(setup, folder, tmp_path, capsys):
-    more = [f"other_kinds={{chat: {folder / 'shifted'}}}", "predictor=all"]
+    kinds = f"chat: {folder / 'shifted'}, own: {folder / 'trace'}"
+    more = [f"other_kinds={{{kinds}}}", "predictor=all"]
     assert run_program("train", [*setup, *more]) == 0
     shown, progress = capsys.readouterr()
     results = read_results(tmp_path / "run")
@@ -86,6 +87,7 @@ def test_train__of_every_kind_writes_figures_and_entries_that_load(setup, folder
         assert chat["mean_accuracy"] == one["shifted"]["mean_accuracy"]
         shown_chat = re.search(r"\| chat +\| +([\d.]+) ", entry.read("README.md").decode())
         assert float(shown_chat[1]) == pytest.approx(chat["mean_accuracy"], abs=1e-3)
+        assert one["other_kinds"]["own"]["mean_accuracy"] == one["mean_accuracy"]
     assert results["parity"]["stride"]["same_top_k"] >= 0.999
     assert "generated, per-layer" in results["keeping"]["hit_rates"]
     for stream in results["keeping"]["hit_rates"].values():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from collect.traces import Trace, TraceWriter
+from collect.traces.layout import Split
 from predictors.config import PredictorConfig
 from predictors.registry import KINDS
 from runtime.config import DenseFormat, ModelConfig
@@ -12,6 +13,7 @@ from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.simulated import toy_accelerator
 from tests.builders.traces import make_plan, make_spec, make_trace
 from train.config import TrainConfig
+from train.data import hold_out_unlearned
 from train.errors import TrainError
 from train.find_trace import find_trace, open_named_trace, require_model
 from train.kinds import collect_signals, leave_out_kinds
@@ -117,3 +119,19 @@ def test_named_trace__of_another_dense_format_is_refused(tmp_path, monkeypatch):
     require_model(trace, rounded, key="trace")
     with pytest.raises(TrainError, match='dense_format: the trace has "int8", .* has "own"'):
         require_model(trace, plain, key="trace")
+
+
+def test_hold_out_unlearned__leaves_out_what_is_trained_on(trace: Trace, tmp_path) -> None:
+    learned = {request.digest for request in trace.request_table if request.split is Split.TRAIN}
+    # The first forty requests are the trace's own.
+    other = make_trace(tmp_path / "other", num_units=3)
+    divided = hold_out_unlearned(other, trace, key="shifted_trace")
+    indices = np.unique(divided.requests[divided.rows("held_out")])
+    assert {other.request_table[index].digest for index in indices} == {
+        request.digest for request in other.request_table
+    } - learned
+    (first, *_), name = trace.request_table, tmp_path / "one"
+    assert first.split is Split.TRAIN
+    one = make_trace(name, num_units=1, requests_per_unit=1)
+    with pytest.raises(TrainError, match=f"every request of shifted_trace={name}"):
+        hold_out_unlearned(one, trace, key="shifted_trace")
