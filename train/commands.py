@@ -20,10 +20,11 @@ from predictors.files import write_json
 from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
 from runtime.presets import describe_choice
+from runtime.tools.report.html_report import FILE
 from runtime.tools.report.provenance import describe_origin
 from train.checkpoint import require_training_space
 from train.config import TrainConfig
-from train.data import require_requests
+from train.data import hold_out_unlearned, require_requests
 from train.errors import TrainError
 from train.find_trace import find_trace
 from train.fit import CHECKPOINTS, Training, make_settings
@@ -100,7 +101,8 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         )
         trace = find(config, signals, needed=needed)
     if (finished := read_finished(config, trace)) is not None:
-        if config.figures and not (config.folder / FOLDER).is_dir():
+        # The page is written last.
+        if config.figures and not (config.folder / FOLDER / FILE).is_file():
             draw_report(finished, trace, config)
         return finished
     left_out = leave_out_kinds(config.predictor, kinds, trace)
@@ -108,13 +110,17 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         sys.stderr.write(f"left out: {kind}: {reason}\n")
     kinds = tuple(kind for kind in kinds if kind not in left_out)
     signals = collect_signals(kinds)
+
+    def find_other(other: TrainConfig, key: str) -> Trace:
+        return hold_out_unlearned(find(other, signals, key=key), trace, key=key)
+
     shifted = None
     if config.score_shifted:
         with timer.stage("shifted trace", f"trace of {config.model.name} on {config.shifted.name}"):
             other = replace(config, data=config.shifted, trace=config.shifted_trace)
-            shifted = find(other, signals, key="shifted_trace")
+            shifted = find_other(other, "shifted_trace")
     others = {
-        kind: find(replace(config, trace=where), signals, needed=needed, key=f"other_kinds.{kind}")
+        kind: find_other(replace(config, trace=where), f"other_kinds.{kind}")
         for kind, where in config.other_kinds.items()
     }
     configs = [config.hardware, config.other_hardware]

@@ -99,7 +99,8 @@ class TrainConfig(ScoringConfig):
     """CPU threads of torch; its own choice unless given."""
 
     def __post_init__(self) -> None:
-        least = {"max_epochs": 1, "batch_size": 1, "replay_tokens": 1, "devices": 1, "threads": 1}
+        # One token has no deviation to normalise by.
+        least = {"max_epochs": 1, "batch_size": 2, "replay_tokens": 1, "devices": 1, "threads": 1}
         require_at_least(self, **least, weight_decay=0)
         for kind in self.logger:
             if kind not in list(LoggerKind):

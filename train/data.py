@@ -5,6 +5,7 @@ Shape suffixes: L layers, B batch, N rows read, D hidden size, K top_k, G decays
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
@@ -61,6 +62,26 @@ def subset_rows(trace: Trace, part: TraceSubset) -> NDArray[np.int64]:
     if part is TraceSubset.FIT:
         kept[train] = ~kept[train]
     return np.flatnonzero(kept[trace.requests])
+
+
+def hold_out_unlearned(other: Trace, trace: Trace, *, key: str) -> Trace:
+    """Return `other` with all requests held out but those that a training on `trace` learns from.
+
+    Raises:
+        TrainError: it has no others; the message names the option `key`.
+    """
+    learned = {one.digest for one in trace.request_table if one.split is Split.TRAIN}
+    divided = copy(other)
+    divided.request_table = [
+        one.model_copy(update={"split": Split.TRAIN if one.digest in learned else Split.HELD_OUT})
+        for one in other.request_table
+    ]
+    if not len(divided.rows("held_out")):
+        raise TrainError(
+            f"the training learns from every request of {key}={other.where}: name a trace of "
+            "other prompts"
+        )
+    return divided
 
 
 def require_requests(trace: Trace) -> None:

@@ -53,7 +53,7 @@ def find_trace(
         if missing:
             raise TrainError(
                 f"{key}={named} has no {', '.join(missing)}; collect one with signals="
-                f"[{','.join(needed)}], or name a new folder"
+                f"[{','.join(needed)}], or name another trace"
             )
         return trace
     # Late: a trace that was named needs no model to be loaded.
@@ -98,7 +98,7 @@ def require_model(trace: Trace, model: ModelConfig, *, key: str) -> None:
         )
         raise TrainError(
             f"{key}={trace.where} was recorded from another model ({listed}). "
-            "Name another folder to record one of this model"
+            "Name one of this model"
         )
 
 
@@ -111,7 +111,10 @@ def open_named_trace(named: str | Path, model: ModelConfig, *, key: str = "trace
     """
     source = [] if model.id == BUILTIN else [f"model.id={model.id}"]
     record = shlex.join(["moecast", "collect", *source, f"output={named}"])
-    without = f"Leave {key} out to record or reuse the trace of this model and data"
+    # No other prompts are scored unasked.
+    is_extra = key.startswith("other_kinds.")
+    otherwise = "do without" if is_extra else "record or reuse the trace of this model and data"
+    without = f"Leave {key} out to {otherwise}"
     if not has_manifest(named):
         parent, there = Path(named).parent, ""
         if names := sorted(path.parent.name for path in parent.glob(f"*/{MANIFEST}")):

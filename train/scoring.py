@@ -28,11 +28,11 @@ class EvalContext:
     """The trace, system and machines on which all predictors are scored."""
 
     trace: Trace
-    """Its held-out requests are scored."""
+    """Its held-out requests are scored, as those of the other traces are."""
     shifted: Trace | None
-    """Prompts of another distribution, all of which are scored; None: not scored."""
+    """Prompts of another distribution; None: not scored."""
     others: Mapping[str, Trace] = field(default_factory=dict)
-    """Prompts of other kinds, scored in the same way."""
+    """Prompts of other kinds."""
     hardware: Sequence[Hardware]
     """Tables by layer show the figures of the first one."""
     config: ScoringConfig
@@ -108,11 +108,11 @@ def score_horizons(predictor: Predictor, context: EvalContext) -> dict[str, Any]
 
 
 def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
-    """Return accuracy on all requests of another distribution.
+    """Return accuracy on the held-out requests of another distribution.
 
     A predictor that learns while it serves learns from them.
     """
-    table = accuracy_table(score_layers(predictor.for_all_tokens(), shifted, None))
+    table = accuracy_table(score_layers(predictor.for_all_tokens(), shifted))
     keys = ("accuracy", "mean_accuracy", "worst_layer_accuracy", "tokens")
     return {
         **{key: table[key] for key in keys},

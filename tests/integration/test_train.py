@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 
+from collect.traces import Trace
+from collect.traces.layout import ROUTING_SIGNALS
 from configs.program import run_program
 from predictors.registry import KINDS
 from predictors.reuse import ReusePredictor
 from tests.builders.traced_model import make_traced_model, training_options
+from tests.builders.traces import make_trace
 from train.eviction_eval import BUDGETS, POLICIES, gap_closed
 from zoo.entry import ZooEntry, open_entry
 from zoo.load import load_predictor
@@ -54,7 +57,8 @@ def read_results(run_dir) -> dict:
 
 
 def test_train__of_every_kind_writes_figures_and_entries_that_load(setup, folder, tmp_path, capsys):
-    more = [f"other_kinds={{chat: {folder / 'shifted'}}}", "predictor=all"]
+    kinds = f"chat: {folder / 'shifted'}, own: {folder / 'trace'}"
+    more = [f"other_kinds={{{kinds}}}", "predictor=all"]
     assert run_program("train", [*setup, *more]) == 0
     shown, progress = capsys.readouterr()
     results = read_results(tmp_path / "run")
@@ -83,6 +87,7 @@ def test_train__of_every_kind_writes_figures_and_entries_that_load(setup, folder
         assert chat["mean_accuracy"] == one["shifted"]["mean_accuracy"]
         shown_chat = re.search(r"\| chat +\| +([\d.]+) ", entry.read("README.md").decode())
         assert float(shown_chat[1]) == pytest.approx(chat["mean_accuracy"], abs=1e-3)
+        assert one["other_kinds"]["own"]["mean_accuracy"] == one["mean_accuracy"]
     assert results["parity"]["stride"]["same_top_k"] >= 0.999
     assert "generated, per-layer" in results["keeping"]["hit_rates"]
     for stream in results["keeping"]["hit_rates"].values():
@@ -132,6 +137,16 @@ def test_train__run_again_scores_only_what_is_not_finished(missing, stride, tmp_
     assert (tmp_path / "run/entries/stride/manifest.json").is_file()
 
 
+def test_train__run_again_draws_a_report_that_was_not_finished(setup, tmp_path, capsys) -> None:
+    given = [*setup, "predictor=popularity"]
+    assert run_program("train", given) == 0
+    page = tmp_path / "run" / "report" / "report.html"
+    page.unlink()
+    assert run_program("train", given) == 0
+    assert "this training is finished" in capsys.readouterr().err
+    assert page.is_file()
+
+
 def test_train__of_a_zoo_scores_its_entries_again(stride, folder, tmp_path, capsys):
     zoo, again = f"zoo={tmp_path / 'zoo'}", tmp_path / "again"
     assert run_program("zoo", ["push", str(tmp_path / "run"), zoo]) == 0
@@ -153,6 +168,25 @@ def test_train__refuses_other_settings_in_the_same_folder(stride, capsys):
     assert run_program("train", [*stride, "lr=0.01"]) == 2
     assert re.search(r"lr: 0.004 then, 0.01 now.*overwrite=true", capsys.readouterr().err)
     assert run_program("train", [*stride, "lr=0.01", "overwrite=true"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("routing", "has no gate_input; collect one with signals="),
+        ("nowhere", "is not a trace.*Leave other_kinds.x out to do without"),
+    ],
+)
+def test_train__refuses_prompts_that_cannot_be_scored_before_it_trains(
+    name, reason, setup, folder, tmp_path, capsys
+):
+    spec = Trace.open(folder / "trace").spec
+    make_trace(tmp_path / "routing", spec=spec, signals=ROUTING_SIGNALS)
+    given = [*setup, "predictor=popularity", f"other_kinds={{x: {tmp_path / name}}}"]
+    assert run_program("train", given) == 2
+    said = capsys.readouterr().err
+    assert re.search(rf"other_kinds.x={tmp_path / name} {reason}", said)
+    assert "counting the baselines" not in said
 
 
 def test_train__on_a_routing_log_trains_nothing_and_skips_kinds_without_signals(

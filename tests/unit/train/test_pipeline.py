@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from collect.traces import Trace, TraceWriter
+from collect.traces.layout import Split
 from predictors.config import PredictorConfig
 from predictors.registry import KINDS
 from runtime.config import DenseFormat, ModelConfig
@@ -12,10 +13,12 @@ from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.simulated import toy_accelerator
 from tests.builders.traces import make_plan, make_spec, make_trace
 from train.config import TrainConfig
+from train.data import hold_out_unlearned
 from train.errors import TrainError
 from train.find_trace import find_trace, open_named_trace, require_model
 from train.kinds import collect_signals, leave_out_kinds
 from train.nonlearned import RouterWeights, make_skip
+from train.record_training import hide_place
 from train.replay import budget_slots, first_tokens
 
 HARDWARE = toy_accelerator()
@@ -63,10 +66,13 @@ def test_budget_slots__is_a_share_of_all_experts_or_refused() -> None:
         budget_slots("1B", spec, HARDWARE)
 
 
-@pytest.mark.parametrize("field", ["max_epochs", "batch_size", "lr", "weight_decay", "threads"])
-def test_config__names_the_key_and_the_allowed_values(field: str) -> None:
-    with pytest.raises(ValueError, match=f"{field}=-1: must be"):
-        TrainConfig(**{field: -1})
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_epochs", 0), ("batch_size", 1), ("lr", -1), ("weight_decay", -1), ("threads", 0)],
+)
+def test_config__names_the_key_and_the_allowed_values(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{field}={value}: must be"):
+        TrainConfig(**{field: value})
 
 
 @pytest.mark.parametrize(("num_layers", "deep"), [(4, []), (3, ["expert-map"]), (2, ["stride"])])
@@ -77,6 +83,12 @@ def test_deep_kinds__are_left_out_of_models_with_few_layers(num_layers, deep, tm
     for kind in left_out:
         with pytest.raises(TrainError, match=f"predictor={kind}: .* has {num_layers}"):
             leave_out_kinds(PredictorConfig(kind=kind), KINDS, trace)
+
+
+@pytest.mark.parametrize("login", ["user", "user:password", "user:p@ssword", "me@here:p@ss@word"])
+def test_hide_place__leaves_no_part_of_a_login(login: str) -> None:
+    address = f"https://{login}@host/trace"
+    assert hide_place({"trace": [address]}) == {"trace": ["https://host/trace"]}
 
 
 def test_named_trace__a_mistyped_one_is_refused_with_what_is_there(tmp_path) -> None:
@@ -107,3 +119,19 @@ def test_named_trace__of_another_dense_format_is_refused(tmp_path, monkeypatch):
     require_model(trace, rounded, key="trace")
     with pytest.raises(TrainError, match='dense_format: the trace has "int8", .* has "own"'):
         require_model(trace, plain, key="trace")
+
+
+def test_hold_out_unlearned__leaves_out_what_is_trained_on(trace: Trace, tmp_path) -> None:
+    learned = {request.digest for request in trace.request_table if request.split is Split.TRAIN}
+    # The first forty requests are the trace's own.
+    other = make_trace(tmp_path / "other", num_units=3)
+    divided = hold_out_unlearned(other, trace, key="shifted_trace")
+    indices = np.unique(divided.requests[divided.rows("held_out")])
+    assert {other.request_table[index].digest for index in indices} == {
+        request.digest for request in other.request_table
+    } - learned
+    (first, *_), name = trace.request_table, tmp_path / "one"
+    assert first.split is Split.TRAIN
+    one = make_trace(name, num_units=1, requests_per_unit=1)
+    with pytest.raises(TrainError, match=f"every request of shifted_trace={name}"):
+        hold_out_unlearned(one, trace, key="shifted_trace")
