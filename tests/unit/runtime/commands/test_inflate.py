@@ -15,6 +15,7 @@ from runtime.tools.inflate import plan_inflation, write_inflated
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, read_weights, tiny_qwen2_moe
+from tests.builders.quantised import quantised
 from tests.builders.served import serve_logits
 
 TOKENS = torch.arange(1, 12)[None]
@@ -91,8 +92,9 @@ def test_inflate__refuses_what_it_cannot_do(tiny, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="already takes 6144 bytes"):
         plan_inflation(tiny, expert_bytes=6_000)
     other = save_family(tmp_path / "other", FAMILIES["deepseek_v3"])
-    with pytest.raises(CheckpointError, match="copies of qwen2_moe and qwen3_moe models"):
-        plan_inflation(other, expert_bytes=50_000)
+    for folder in (other, quantised(tmp_path / "fp8", "qwen3_moe")):
+        with pytest.raises(CheckpointError, match="copies of qwen2_moe .* not quantised"):
+            plan_inflation(folder, expert_bytes=50_000)
     model = ModelConfig(name="tiny", id=str(tiny))
     with pytest.raises(CheckpointError, match="model exists; remove it"):
         run(InflateConfig(model=model, output=tiny, expert_size="30KiB"))
