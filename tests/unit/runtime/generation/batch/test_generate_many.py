@@ -217,6 +217,15 @@ def test_generate_many__plans_by_itself(folder, monkeypatch, tmp_path):
     assert known.stat().st_mtime_ns == written
 
 
+def test_generate_many__plans_for_a_model_with_an_encoder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOECAST_CACHE", str(tmp_path / "cache"))
+    folder = save_family(tmp_path / "model", "switch_transformers")
+    prompts = [list(one.tokens) for one in prompts_of(5)]
+    with serving(folder, budget="25%", system=KLOTSKI) as model:
+        expected = generate_many(model, prompts, n=1, batch_size=2)
+        assert generate_many(model, prompts, batch_size=2) == expected
+
+
 def test_costs__are_known_for_the_same_kernels_only(folder, monkeypatch, tmp_path):
     monkeypatch.setenv("MOECAST_CACHE", str(tmp_path))
     costs = PlannerCosts(**dict.fromkeys(PlannerCosts.__dataclass_fields__, 0.0))
