@@ -243,7 +243,7 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
     config = task.config
     exact = Exact.EAGER
     if task.side is VerifySide.SERVED:
-        model = load_served(config, budget=task.budget)
+        model = load_served(config, budget=task.budget, must_generate=False)
         exact = model.moecast.exact
     elif task.side is VerifySide.LAZY:
         model = load_lazy(config.model)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.config import StoreConfig, SystemConfig
-from runtime.errors import PlanError, StepMemoryError, TransferError
+from runtime.errors import CheckpointError, PlanError, StepMemoryError, TransferError
 from runtime.generation import kv_caches
 from runtime.generation.batch import cost_profile
 from runtime.generation.batch.dense_placement import stream_dense_weights
@@ -22,7 +22,7 @@ from runtime.generation.kv_offload import KVCacheManager
 from runtime.hf.kv import CacheSize
 from runtime.hf.loading import load_plain
 from runtime.presets import load_system
-from tests.builders.families.build import save_family
+from tests.builders.families.build import save_family, tiny_model
 from tests.builders.models import plain_eager
 from tests.builders.served import serving
 
@@ -281,6 +281,15 @@ def test_run_batches__lack_of_disk_or_memory_drops_only_its_batch(folder, fail, 
         # The model is as good as before.
         again, *_ = together(model, batches)
         assert again == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("diffusion_gemma", "token by token"), ("openai_privacy_filter", "generates nothing")],
+)
+def test_generate_many__models_without_steps_of_one_token_are_refused(name, message):
+    with pytest.raises(CheckpointError, match=message):
+        generate_many(tiny_model(name), [[5, 6]])
 
 
 def test_generate_many__raises_what_has_failed(folder):
