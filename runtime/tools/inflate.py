@@ -108,9 +108,13 @@ def plan_inflation(
         shape = (width, neurons) if is_down else (neurons, width)
         change = partial(widen, shape=shape, dtype=own)
         tensors[key] = RewrittenTensor(tensor, shape, own, change)
+    new_config = {**config, FIELD: neurons}
+    if dtype != "auto":
+        new_config.pop("torch_dtype", None)  # the field's earlier name
+        new_config["dtype"] = dtype
     return InflationPlan(
         folder=folder,
-        config={**config, FIELD: neurons, **({} if dtype == "auto" else {"dtype": dtype})},
+        config=new_config,
         tensors=tensors,
         neurons_before=before,
         neurons=neurons,
