@@ -25,7 +25,8 @@ from runtime.generation.batch.prompts import (
 )
 from runtime.generation.batch.result_journal import BatchResult, ResultJournal
 from runtime.generation.config import BatchConfig, DensePlacement
-from runtime.hf.loading import read_config
+from runtime.hf.loading import find_model_class, read_config
+from runtime.hf.model_faults import check_generates
 from runtime.store.model_source import identity, resolve
 
 
@@ -36,7 +37,9 @@ class PromptsFailed(RuntimeError):
 def run(config: BatchConfig) -> dict[str, Any]:
     """Check the whole input, plan, and write a line for each finished prompt."""
     folder = resolve(config.model)
-    encoder = PromptEncoder(read_config(folder), find_tokenizer(folder))
+    model_config = read_config(folder)
+    check_generates(find_model_class(model_config)[0], in_batches=True)
+    encoder = PromptEncoder(model_config, find_tokenizer(folder))
     prompts, digest = read_prompts(config.input, encoder, max_new_tokens=config.max_new_tokens)
     batches = make_batches(prompts, config.batch_size)
     with ResultJournal(

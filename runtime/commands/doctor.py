@@ -14,7 +14,7 @@ from predictors.table import Table, TableColumn, percent, size
 from predictors.units import MIB
 from runtime.commands import config_plan
 from runtime.commands.progress import print_line, progress
-from runtime.config import DoctorConfig, ModelConfig
+from runtime.config import DoctorConfig
 from runtime.engine.assembly import size_tiers
 from runtime.engine.auto_budget import format_size, measure_free_memory
 from runtime.engine.devices import choose_device
@@ -91,7 +91,9 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         report |= suggest_budget(options, stripped, store, spec, free)
         store.close()
         advance(1)
-    print_report(config.model, report)
+    print_report(config.model.name, report)
+    if model.can_generate() and report["suggested_budget_bytes"] is not None:
+        print_line(f"next: moecast generate {describe_choice(config.model)}")
     return report
 
 
@@ -200,10 +202,10 @@ def sweep(
     }
 
 
-def print_report(chosen: ModelConfig, report: dict[str, Any]) -> None:
+def print_report(name: str, report: dict[str, Any]) -> None:
     """Print machine, model, bandwidths, the budget sweep and a suggested budget."""
     console = Console()
-    make_facts_table(chosen.name, report).print(console)
+    make_facts_table(name, report).print(console)
     print_bandwidths(console, report["bandwidth"])
     for device, estimate in enumerate(report["hybrid"]):
         print_line(
@@ -219,8 +221,6 @@ def print_report(chosen: ModelConfig, report: dict[str, Any]) -> None:
         make_budget_table(report["outlook"]).print(console)
         print_line(f"estimates are based on {report['outlook_rests_on']}")
     print_line(report["suggestion_rests_on"])
-    if report["suggested_budget_bytes"] is not None:
-        print_line(f"next: moecast generate {describe_choice(chosen)}")
 
 
 def make_facts_table(name: str, report: dict[str, Any]) -> Table:

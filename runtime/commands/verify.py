@@ -22,6 +22,11 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
     exactness_table(report).print(console)
     memory_table(report.rows, report.model).print(console)
     print_line("overhead: peak less weights and arena, on a CPU; most of it are the libraries")
+    if not report.is_finite:
+        print_line(
+            f"note: logits of {report.against} are NaN or infinite; equal ones mean nothing: look "
+            "at the weights, or try model.dtype=float32"
+        )
     report.require_equal()
     return {"origin": describe_origin(config.run_dir), **asdict(report)}
 

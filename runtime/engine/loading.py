@@ -55,7 +55,14 @@ from runtime.hf.grouped import (
 )
 from runtime.hf.kv import estimate_cache_bytes
 from runtime.hf.layers import MoeLayer, attach_experts, build_skip_predictor
-from runtime.hf.loading import StrippedModel, count_weight_bytes, load_configured
+from runtime.hf.loading import (
+    StrippedModel,
+    count_weight_bytes,
+    find_model_class,
+    load_configured,
+    read_config,
+)
+from runtime.hf.model_faults import check_generates
 from runtime.hf.probes import EventListener, Probes
 from runtime.hf.sharing import choose_heights
 from runtime.hf.strip import guard_model
@@ -400,8 +407,11 @@ def load_served(
     kv_reserve: KVReserve | None = None,
     forced_routing: bool = False,
     draft_model: PreTrainedModel | None = None,
+    must_generate: bool = True,
 ) -> PreTrainedModel:
-    """Load the model of a command; raises as `load_model`."""
+    """Load the model of a command; raises as `load_model`, or if it generates nothing but must."""
+    if must_generate:
+        check_generates(find_model_class(read_config(resolve(config.model)))[0])
     devices = choose_devices(config.devices)
     return load_model(
         LoadOptions(

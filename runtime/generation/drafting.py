@@ -33,6 +33,7 @@ from predictors.files import expand_home
 from runtime.config import PROMPT_LOOKUP, ModelConfig
 from runtime.errors import PlanError
 from runtime.generation.lockstep.sequence import current_sequence
+from runtime.generation.prefix_cache import find_prefix_obstacle
 from runtime.hf.loading import load_plain
 from runtime.hf.tokens import load_tokenizer
 from runtime.store.hub_snapshot import HUB_ID
@@ -253,7 +254,7 @@ def drafting_options(
         draft_model: the one that `load_draft_model` returns for `draft`.
 
     Raises:
-        PlanError: the model cannot take tokens back.
+        PlanError: a model cannot take tokens back, or computes several after others otherwise.
     """
     if draft is None:
         return {}
@@ -268,15 +269,11 @@ def drafting_options(
 
 def refuse_drafts(model: PreTrainedModel) -> None:
     """Raise PlanError if the model cannot verify drafted tokens."""
-    reason = None
-    if model.config.is_encoder_decoder:
-        reason = "has an encoder"
-    elif getattr(model, "_is_stateful", False):
-        reason = "has a state that no token can be taken back from"
-    elif not model.can_generate():
-        reason = "does not generate token by token"
+    reason = find_prefix_obstacle(model)
+    if getattr(model, "_is_stateful", False):
+        reason = "it has a state that no token can be taken back from"
     if reason is not None:
-        raise PlanError(f"draft: {model.config.model_type} {reason}; leave draft= out")
+        raise PlanError(f"draft: not for {model.config.model_type}: {reason}; leave draft= out")
 
 
 def decode_with(

@@ -89,11 +89,14 @@ class KVCacheBudget:
 
 @torch.no_grad()
 def measure_cache_size(model: PreTrainedModel) -> CacheSize:
-    """Measure the KV cache of one row with a few tokens.
+    """Measure the KV cache of one row with a few tokens; estimate it if there is an encoder.
 
     Raises:
         TransferError: experts of a served model cannot be read.
     """
+    if model.config.is_encoder_decoder:
+        # What is kept of a prompt does not grow with the answer.
+        return CacheSize(estimate_cache_bytes(model.config, 1, model.dtype), 0)
     tokens_BT = torch.zeros(1, PROMPT_TOKENS, dtype=torch.int64, device=model.device)
     output: Any = model(tokens_BT, use_cache=True)
     before = count_cache_bytes(output.past_key_values)

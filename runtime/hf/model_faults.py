@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import dot_natural_key
 
 from predictors.errors import MoecastError, describe_error
@@ -85,6 +85,20 @@ def refuse_missing(folder: Path, names: Iterable[str]) -> None:
         raise CheckpointError(
             f"{folder} has no tensor for {list_names(missing)}; fetch the model again, or look at "
             "what wrote it: does its configuration (tie_word_embeddings, for one) fit its weights?"
+        )
+
+
+def check_generates(model: type[PreTrainedModel], *, in_batches: bool = False) -> None:
+    """Raises CheckpointError if a model's class generates nothing, or no batches whose rows end."""
+    if not model.can_generate():
+        raise CheckpointError(
+            f"{model.__name__} computes logits and generates nothing: load it in Python with "
+            "moecast.load and call it, or compare it by `moecast verify`"
+        )
+    if in_batches and model.generate is not GenerationMixin.generate:
+        raise CheckpointError(
+            f"{model.__name__} does not generate token by token, as batches do: use "
+            "`moecast generate`, or the model's own `generate`"
         )
 
 

@@ -279,8 +279,8 @@ def _same_token(model: PreTrainedModel) -> Callable[[], object]:
     prompt = torch.ones(1, PROMPT_TOKENS, dtype=torch.long)
     token = prompt[:, :1]
     if model.config.is_encoder_decoder:
-        model(prompt, use_cache=False)
-        return lambda: model(token, use_cache=False)
+        model(prompt, decoder_input_ids=token, use_cache=False)
+        return lambda: model(token, decoder_input_ids=token, use_cache=False)
     past: Any = getattr(model(prompt, use_cache=True), "past_key_values", None)
     if not hasattr(past, "crop"):
         return lambda: model(token, use_cache=False)

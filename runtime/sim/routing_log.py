@@ -5,8 +5,8 @@
 
 Only `layer` and `experts` are required. Without `position`, a request's next token begins where
 the layer number does not increase. The columns of a CSV file have the same names, but `expert` and
-`weight`; `step` may stand for `position`. Both may be compressed (`.gz`). Shape suffixes: M lines,
-N tokens, L layers, K top_k.
+`weight`; `step` may stand for `position`, and a file of one layer needs it. Both may be compressed
+(`.gz`). Shape suffixes: M lines, N tokens, L layers, K top_k.
 """
 
 import csv
@@ -99,7 +99,7 @@ def _parse(path: Path) -> Iterator[LogLine]:
     read = _read_csv if ".csv" in path.suffixes else _read_json_lines
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
+        with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
             for where, line in read(path, _bounded_lines(path, file)):
                 top_k = top_k or len(line.experts)
                 _check(line, where, top_k)
@@ -163,9 +163,29 @@ def _read_csv(path: Path, lines: Iterable[str]) -> Iterator[Located]:
     def token_and_layer(row: dict[str, str]) -> tuple[str, ...]:
         return tuple(row[name] for name in same)
 
-    for _, rows in groupby(_whole_rows(path, reader), key=token_and_layer):
-        where = f"{path}, line {reader.line_num}"
-        yield where, _join_rows(list(rows), where)
+    lines_of_log = (
+        (where, _join_rows(list(rows), where))
+        for _, rows in groupby(_whole_rows(path, reader), key=token_and_layer)
+        for where in [f"{path}, line {reader.line_num}"]
+    )
+    has_places = not {"position", "step"}.isdisjoint(names)
+    return lines_of_log if has_places else _require_layers(path, lines_of_log)
+
+
+def _require_layers(path: Path, lines: Iterator[Located]) -> Iterator[Located]:
+    """Yields the lines, where a second layer tells that a token has ended."""
+    held: list[Located] = []
+    for where, line in lines:
+        held.append((where, line))
+        if line.layer != held[0][1].layer:
+            yield from held
+            yield from lines
+            return
+    if held:
+        raise RoutingLogError(
+            f"{path} has one layer and neither position nor step, so where a token ends is "
+            "unknown; add one of these columns"
+        )
 
 
 def _whole_rows(path: Path, reader: csv.DictReader) -> Iterator[dict[str, str]]:

@@ -15,6 +15,7 @@ from runtime.store.model_check import CONFIG, list_weight_files, read_config_fil
 from runtime.store.model_source import INFLATED
 from runtime.store.rewritten import RewrittenTensor, rewrite_checkpoint
 from runtime.store.tensor_index import read_tensor_index
+from runtime.store.weight_plan import is_a_weight
 
 MODEL_TYPES = ("qwen2_moe", "qwen3_moe")
 """Models whose checkpoints have a tensor for each of an expert's projections, and whose `FIELD`
@@ -77,7 +78,7 @@ def plan_inflation(
     if (
         config.get("model_type") not in MODEL_TYPES
         or not experts
-        or not all(tensor.dtype.is_floating_point for tensor in experts.values())
+        or not all(is_a_weight(tensor.dtype) for tensor in experts.values())
     ):
         raise CheckpointError(
             f"{folder}: inflate writes copies of {' and '.join(MODEL_TYPES)} models that are not "
@@ -107,9 +108,13 @@ def plan_inflation(
         shape = (width, neurons) if is_down else (neurons, width)
         change = partial(widen, shape=shape, dtype=own)
         tensors[key] = RewrittenTensor(tensor, shape, own, change)
+    new_config = {**config, FIELD: neurons}
+    if dtype != "auto":
+        new_config.pop("torch_dtype", None)  # the field's earlier name
+        new_config["dtype"] = dtype
     return InflationPlan(
         folder=folder,
-        config={**config, FIELD: neurons, **({} if dtype == "auto" else {"dtype": dtype})},
+        config=new_config,
         tensors=tensors,
         neurons_before=before,
         neurons=neurons,

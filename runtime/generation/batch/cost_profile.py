@@ -24,7 +24,7 @@ from runtime.config import StoreConfig
 from runtime.generation.batch.dense_placement import measure_dense_transfers
 from runtime.generation.batch.group_planner import PlannerCosts
 from runtime.generation.batch.prompts import Batch
-from runtime.hf.kv import CacheSize, count_cache_bytes
+from runtime.hf.kv import CacheSize, count_cache_bytes, measure_cache_size
 from runtime.hf.layers import MoeLayer
 from runtime.hf.tokens import pad_batch, pad_token_id
 from runtime.profiling.bandwidth import seconds, trimmed_mean
@@ -143,8 +143,9 @@ def _run_steps(model: PreTrainedModel, batch: Batch, clock: "LayerClock") -> Cac
     )
     if model.config.is_encoder_decoder:
         clock.is_enabled = True
-        model(tokens_BT, attention_mask=mask_BT, use_cache=False)
-        return CacheSize(0, 0)
+        first_B1 = tokens_BT[:, :1]
+        model(tokens_BT, attention_mask=mask_BT, decoder_input_ids=first_B1, use_cache=False)
+        return measure_cache_size(model)
     output: Any = model(tokens_BT, attention_mask=mask_BT, use_cache=True)
     clock.is_enabled = True
     before = count_cache_bytes(output.past_key_values)

@@ -36,6 +36,7 @@ from runtime.generation.kv_caches import KVCacheFactory
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.generation.sampling import drawing_options
+from runtime.hf.model_faults import check_generates
 from runtime.hf.tokens import eos_token_ids, pad_batch, pad_token_id
 
 log = logging.getLogger(__name__)
@@ -207,6 +208,7 @@ def generate_many(
             max_new_tokens, temperature, kv_budget...
 
     Raises:
+        CheckpointError: the model does not generate token by token.
         PromptFileError: a prompt is invalid; nothing was run.
         PlanError: KV caches would not fit.
         TransferError: experts could not be read; `on_result` received all other results.
@@ -215,6 +217,7 @@ def generate_many(
     for name, values in {"kv_offload": Offload, "dense": DensePlacement}.items():
         if name in options:
             options[name] = values(options[name])
+    check_generates(type(model), in_batches=True)
     config = GroupConfig(n=str(n), **options)
     encoder = PromptEncoder(model.config, find_tokenizer(model.moecast.folder))
     given = parse_prompts(prompts, encoder, max_new_tokens=config.max_new_tokens)

@@ -99,32 +99,51 @@ def write_store(
     """
     output = output.absolute()
     work = output.parent / f".{output.name}.packing"
-    if (existing := _existing(output, contents, overwrite=overwrite)) is not None:
-        _verify(existing, advance)
-        shutil.rmtree(work, ignore_errors=True)
-        kept = sum(existing.experts_per_layer)
-        return PackSummary(num_bytes=total_bytes(contents), written=0, kept=kept)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with _workplace(work, contents) as (store, sums):
-            _require_room(contents, store, output)
-            written, kept = _write_layers(fill, contents, store, sums, advance)
-            checksums = b"".join((sums / layer.file).read_bytes() for layer in contents.layers)
-            write_atomic(store / CHECKSUMS, checksums)
-            write_atomic(store / MANIFEST, seal_manifest(contents, checksums))
-            sync_folder(store)
-            publish_folder(store, output)
-            shutil.rmtree(work)  # with the store that was replaced
-    except OSError as error:
-        if error.errno in FULL:
-            cause = f"the disk is full ({error.strerror})"
-            cure = f"{total_bytes(contents)} bytes are needed in all: make room"
-        else:
-            cause, cure = f"the disk fails ({error})", "check the disk"
-        raise StoreError(
-            f"{cause} while packing {output}. What is packed is kept in {work}; {cure} and run "
-            "the same command again, or delete that folder"
-        ) from error
+    own = work / digest_contents(contents)
+    existing = _existing(output, contents, overwrite=overwrite)
+    if existing is None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with _locked(work):
+                # Another run may have come to its end since.
+                existing = _existing(output, contents, overwrite=overwrite)
+                if existing is None:
+                    return _write_folder(fill, contents, output, own, advance)
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{error.filename} was removed while packing {output}; run the same command again"
+            ) from error
+        except OSError as error:
+            if error.errno in FULL:
+                cause = f"the disk is full ({error.strerror})"
+                cure = f"{total_bytes(contents)} bytes are needed in all: make room"
+            else:
+                cause, cure = f"the disk fails ({error})", "check the disk"
+            raise StoreError(
+                f"{cause} while packing {output}. What is packed is kept in {work}; {cure} and run "
+                "the same command again, or delete that folder"
+            ) from error
+    _verify(existing, advance)
+    if own.exists():
+        with suppress(OSError, StoreError), _locked(work):
+            shutil.rmtree(own)
+    kept = sum(existing.experts_per_layer)
+    return PackSummary(num_bytes=total_bytes(contents), written=0, kept=kept)
+
+
+def _write_folder(
+    fill: FillRecord, contents: StoreContents, output: Path, own: Path, advance: Advance
+) -> PackSummary:
+    """Writes the store in `own`, which is removed at the end."""
+    store, sums = _prepare(own, contents)
+    _require_room(contents, store, output)
+    written, kept = _write_layers(fill, contents, store, sums, advance)
+    checksums = b"".join((sums / layer.file).read_bytes() for layer in contents.layers)
+    write_atomic(store / CHECKSUMS, checksums)
+    write_atomic(store / MANIFEST, seal_manifest(contents, checksums))
+    sync_folder(store)
+    publish_folder(store, output)
+    shutil.rmtree(own)  # with the store that was replaced
     return PackSummary(num_bytes=total_bytes(contents), written=written, kept=kept)
 
 
@@ -179,29 +198,41 @@ def _verify(store: PackedStore, advance: Advance) -> None:
 
 
 @contextmanager
-def _workplace(work: Path, contents: StoreContents) -> Iterator[tuple[Path, Path]]:
-    """`store/` and `sums/` of these contents, and none of others'; locked."""
-    work.mkdir(exist_ok=True)
-    handle = os.open(work, os.O_RDONLY)
-    try:
+def _locked(work: Path) -> Iterator[None]:
+    """Holds the lock of the folder, which is removed at the end if nothing is in it."""
+    while True:
+        work.mkdir(exist_ok=True)
+        handle = os.open(work, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            os.close(handle)
             raise StoreError(f"another process is packing in {work}; wait for its end") from error
-        own = work / digest_contents(contents)
-        for other in work.iterdir():
-            if other != own:
-                shutil.rmtree(other)
-        store, sums = own / "store", own / "sums"
-        for folder in (store, sums):
-            folder.mkdir(parents=True, exist_ok=True)
-        # After a kill right behind the exchange of names, `store` is the one that was replaced.
-        for file in store.iterdir():
-            if file.name not in {layer.file for layer in contents.layers}:
-                file.unlink()
-        yield store, sums
-    finally:
+        # The run that had the lock before may have removed the folder.
+        if work.exists() and os.path.samestat(os.fstat(handle), work.stat()):
+            break
         os.close(handle)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            work.rmdir()
+        os.close(handle)
+
+
+def _prepare(own: Path, contents: StoreContents) -> tuple[Path, Path]:
+    """Makes `store/` and `sums/` of these contents; others' are removed."""
+    for other in own.parent.iterdir():
+        if other != own:
+            shutil.rmtree(other)
+    store, sums = own / "store", own / "sums"
+    for folder in (store, sums):
+        folder.mkdir(parents=True, exist_ok=True)
+    # After a kill right behind the exchange of names, `store` is the one that was replaced.
+    for file in store.iterdir():
+        if file.name not in {layer.file for layer in contents.layers}:
+            file.unlink()
+    return store, sums
 
 
 def _require_room(contents: StoreContents, store: Path, output: Path) -> None:

@@ -95,6 +95,11 @@ class VerifyReport:
         """Whether every logit and token was equal, bit by bit."""
         return all(row.equal for row in self.rows)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the reference's logits are numbers."""
+        return all(prompt.is_finite for row in self.rows for prompt in row.prompts)
+
     def require_equal(self) -> None:
         """Raise NotExact if anything differed."""
         if self.is_equal:

@@ -5,6 +5,7 @@ A side writes its model's logits and tokens, which are compared bit by bit.
 Shape suffixes: T prompt tokens, N new tokens, V vocabulary.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -58,6 +59,8 @@ class PromptComparison:
     logit_positions_compared: int = 0
     max_abs_difference: float | None = 0.0
     """None if a difference is NaN or infinite."""
+    is_finite: bool = True
+    """No logits of the reference are NaN or infinite; those of suppressed tokens may be -inf."""
     first_token_that_differs: int | None = None
     first_logits_that_differ: str | None = None
 
@@ -130,6 +133,7 @@ def compare_answers(expected: Path, served: Path, number: int) -> PromptComparis
             result.first_token_that_differs = first_differing_row(a[:, None], b[:, None])
             continue
         result.logit_positions_compared += max(len(a), len(b))
+        result.is_finite &= bool((a < math.inf).all())
         position = first_differing_row(a, b)
         if position is not None:
             first = result.first_logits_that_differ
@@ -243,7 +247,7 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
     config = task.config
     exact = Exact.EAGER
     if task.side is VerifySide.SERVED:
-        model = load_served(config, budget=task.budget)
+        model = load_served(config, budget=task.budget, must_generate=False)
         exact = model.moecast.exact
     elif task.side is VerifySide.LAZY:
         model = load_lazy(config.model)

@@ -124,6 +124,14 @@ def test_import__reads_csv_with_a_row_for_each_expert(tmp_path: Path, name: str)
     assert trace.positions.tolist() == [0, 1]
 
 
+def test_import__a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    lines = "\n".join(map(json.dumps, LOG))
+    for name, text in (("log.csv", CSV), ("log.jsonl", lines)):
+        marked = imported(tmp_path, f"\ufeff{text}", name, to=f"marked-{name}")
+        expected = imported(tmp_path, text, name, to=f"trace-{name}")
+        assert marked.positions.tolist() == expected.positions.tolist()
+
+
 def test_import__reads_integers_as_data_frames_write_them(tmp_path: Path) -> None:
     """Columns with gaps are of floats, and null is absence."""
     plain = [{"layer": 0, "experts": [n], "token": 3, "position": n} for n in range(2)]
@@ -142,6 +150,7 @@ BAD_CSV = [
     (CSV + "2, 1, 1.5, 0.5, decode, a\n", r"experts\.0: Input should be a valid integer"),
     (CSV + "2, 1\n", "line 10: expected 6 columns"),
     ("layer,expert\n0," + "1" * 200_000 + "\n", "is not CSV"),
+    *((f"layer,expert\n0,1\n0,2\n0,{n}\n0,3\n", "neither position nor step") for n in (1, 4)),
 ]
 
 

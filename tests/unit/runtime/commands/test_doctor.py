@@ -28,6 +28,7 @@ from runtime.store.base import OnDemandReader
 from runtime.store.files import FileReader
 from runtime.tools.doctor import check_files, record_routing, sweep_budgets
 from runtime.transfer import thread_ring as arrivals
+from tests.builders.families.build import save_family
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import assert_same
 from tests.builders.simulated import toy_machine
@@ -55,6 +56,13 @@ def test_doctor__report_of_a_model(tiny):
     # Everything fits on any machine that runs this.
     assert report["suggested_budget_bytes"] == 16 * 6144
     assert "3 prompts of random tokens" in report["outlook_rests_on"]
+
+
+def test_doctor__names_no_command_that_a_model_cannot_run(tiny, tmp_path, capsys):
+    nothing = save_family(tmp_path / "other", "openai_privacy_filter")
+    for folder, is_named in ((tiny, True), (nothing, False)):
+        run(doctor_of(folder, budget=["100%"], seconds=0.1))
+        assert ("next: moecast generate" in capsys.readouterr().out) == is_named
 
 
 def test_doctor__counts_a_draft_model(tmp_path):

@@ -14,7 +14,8 @@ from runtime.store.model_source import identity
 from runtime.tools.inflate import plan_inflation, write_inflated
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
-from tests.builders.models import plain_eager, read_weights, tiny_qwen2_moe
+from tests.builders.models import plain_eager, read_weights, set_fields, tiny_qwen2_moe
+from tests.builders.quantised import quantised
 from tests.builders.served import serve_logits
 
 TOKENS = torch.arange(1, 12)[None]
@@ -65,12 +66,14 @@ def test_inflate__reaches_the_nearest_size_above(tiny, tmp_path, asked, neurons)
 
 def test_inflate__total_size_is_of_all_experts_in_the_stored_dtype(tmp_path):
     source = tiny_qwen2_moe(tmp_path / "source", dtype=torch.bfloat16)
+    set_fields(source, torch_dtype="bfloat16")
     asked = {"dtype": "float32", "total_bytes": 2 * 8 * 73_728}
     plan = plan_inflation(source, **asked)
     assert plan.num_experts * plan.expert_bytes == 2 * 8 * 73_728
     output = inflated(source, tmp_path / "output", **asked)
     assert expert_bytes(output) == 73_728
-    assert json.loads((output / "config.json").read_text())["dtype"] == "float32"
+    written = json.loads((output / "config.json").read_text())
+    assert (written["dtype"], "torch_dtype" in written) == ("float32", False)
     assert torch.allclose(logits(output), logits(source, dtype=torch.float32), atol=1e-5, rtol=0)
 
 
@@ -91,8 +94,9 @@ def test_inflate__refuses_what_it_cannot_do(tiny, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="already takes 6144 bytes"):
         plan_inflation(tiny, expert_bytes=6_000)
     other = save_family(tmp_path / "other", FAMILIES["deepseek_v3"])
-    with pytest.raises(CheckpointError, match="copies of qwen2_moe and qwen3_moe models"):
-        plan_inflation(other, expert_bytes=50_000)
+    for folder in (other, quantised(tmp_path / "fp8", "qwen3_moe")):
+        with pytest.raises(CheckpointError, match="copies of qwen2_moe .* not quantised"):
+            plan_inflation(folder, expert_bytes=50_000)
     model = ModelConfig(name="tiny", id=str(tiny))
     with pytest.raises(CheckpointError, match="model exists; remove it"):
         run(InflateConfig(model=model, output=tiny, expert_size="30KiB"))

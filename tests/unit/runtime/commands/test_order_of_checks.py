@@ -15,6 +15,7 @@ from runtime.engine import loading
 from runtime.generation.config import ChatConfig
 from runtime.serving import served_model
 from runtime.serving.config import ServeConfig
+from tests.builders.models import set_fields
 
 
 @pytest.fixture
@@ -40,6 +41,13 @@ def start(request: pytest.FixtureRequest, model: ModelConfig) -> Any:
 def test_tokenizer__is_loaded_before_the_weights(start, model: ModelConfig) -> None:
     Path(model.id, "tokenizer.json").write_text("{")
     with pytest.raises(MoecastError, match="its tokenizer cannot be read"):
+        start()
+
+
+def test_model__that_generates_nothing_is_refused_before_the_weights(start, model) -> None:
+    kind = {"architectures": ["OpenAIPrivacyFilterForTokenClassification"]}
+    set_fields(Path(model.id), model_type="openai_privacy_filter", **kind)
+    with pytest.raises(MoecastError, match="OpenAIPrivacyFilter.* generates nothing"):
         start()
 
 

@@ -1,5 +1,6 @@
 """`verify`: what it compares, what it finds, and how its child processes end."""
 
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -46,10 +47,16 @@ def kept(folder: Path, *, logits, tokens, steps) -> Path:
 SAME = {"logits": [[1.0, 2.0], [3.0, 4.0]], "tokens": [7, 8], "steps": [[0.5, 1.5], [2.5, 3.5]]}
 
 
-def test_verify__in_python_returns_the_same_report(tiny):
+def test_verify__in_python_returns_the_same_report(tiny, monkeypatch, capsys):
     compared = verify_model(tiny, budget=0.5, max_new_tokens=2, system="on-demand")
     (row,) = compared.rows
     assert (compared.is_equal, row.budget, row.tokens_compared) == (True, "0.5", 6)
+    monkeypatch.setattr(verify, "compare_budgets", lambda *_, **__: compared)
+    for is_finite in (True, False):
+        found = sides.PromptComparison(prompt=0, is_finite=is_finite)
+        compared.rows[0] = replace(row, prompts=[found])
+        verify.run(settings(tiny))
+        assert ("NaN or infinite" in capsys.readouterr().out) == (not is_finite)
     differing = sides.PromptComparison(prompt=0, equal=False)
     compared.rows[0] = replace(row, equal=False, prompts=[differing])
     with pytest.raises(NotExact, match=r"at budgets 0\.5"):
@@ -107,7 +114,8 @@ def differing(first: str, most: float | None) -> dict[str, object]:
 NAN = {"logits": [[float("nan"), 0.0]]}
 DIFFERENCES = [
     ({}, {}, {"first_token_that_differs": None, "max_abs_difference": 0.0}),
-    (NAN, {}, {}),
+    ({"steps": [[0.5, -math.inf], [2.5, 3.5]]}, {}, {"is_finite": True}),
+    (NAN, {}, {"is_finite": False}),
     (NAN, {"logits": [[float("nan"), -0.0]]}, {}),
     ({}, {"tokens": [7, 9]}, {"first_token_that_differs": 1}),
     ({}, {"tokens": [7]}, {"first_token_that_differs": 1}),

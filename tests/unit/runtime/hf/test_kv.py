@@ -27,6 +27,15 @@ def test_size__measured_and_estimated_is_what_the_cache_takes(name):
     assert estimate >= taken if keeps_states else estimate == taken
 
 
+@pytest.mark.parametrize("name", ["switch_transformers", "nllb_moe"])
+def test_size__with_an_encoder_is_estimated_as_no_less(name):
+    model, prompt = tiny_model(name), torch.ones(1, LENGTH, dtype=torch.int64)
+    answer = model.generate(prompt, max_new_tokens=7, return_dict_in_generate=True)
+    caches = vars(answer.past_key_values).values()
+    taken = sum(count_cache_bytes(cache) for cache in caches)
+    assert 0 < taken <= measure_cache_size(model).of(LENGTH + 7)
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_grown__counts_by_row(rows):
     of = {"num_steps": 4, "num_rows": rows}

@@ -1,6 +1,7 @@
 """Packing: resumed wherever it ended, refused where it cannot end well, published whole."""
 
 import errno
+import fcntl
 import itertools
 import shutil
 from contextlib import contextmanager
@@ -151,6 +152,48 @@ def test_pack__two_at_once_are_one_too_many(tmp_path, planned):
 
     pack(*planned, tmp_path / "store", advance=second)
     open_store(tmp_path / "store", None).close()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_pack__another_run_may_end_before_the_lock_is_got(
+    tmp_path, planned, overwrite, monkeypatch
+):
+    output, lock = tmp_path / "store", fcntl.flock
+
+    def lock_late(handle: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        pack(*planned, output)
+        lock(handle, operation)
+
+    def second(_: int) -> None:
+        if overwrite:
+            with pytest.raises(StoreError, match="another process is packing"):
+                pack(*planned, output, overwrite=True)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    done = pack(*planned, output, overwrite=overwrite, advance=second)
+    assert done.written == (EXPERTS if overwrite else 0)
+
+
+def test_pack__verifying_a_store_leaves_the_work_of_another_run(tmp_path, model, planned):
+    output = packed(model, tmp_path / "store")
+    other = plan(tiny_qwen2_moe(tmp_path / "other", num_experts=4, seed=5))
+
+    def verify(_: int) -> None:
+        assert pack(*planned, output).kept == EXPERTS
+
+    with stopped_at(EXPERTS - 1, Killed()), pytest.raises(Killed):
+        pack(*other, output, overwrite=True, advance=verify)
+    verify(0)
+    assert pack(*other, output, overwrite=True).kept == EXPERTS_OF_LAYER
+
+
+def test_pack__a_folder_that_vanishes_is_named(tmp_path, planned):
+    def remove(_: int) -> None:
+        shutil.rmtree(tmp_path / ".store.packing", ignore_errors=True)
+
+    with pytest.raises(StoreError, match="packing.* was removed while .* the same command again"):
+        pack(*planned, tmp_path / "store", advance=remove)
 
 
 def test_command__packs_and_reports(tmp_path, model):

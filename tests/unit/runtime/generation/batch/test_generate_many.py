@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.config import StoreConfig, SystemConfig
-from runtime.errors import PlanError, StepMemoryError, TransferError
+from runtime.errors import CheckpointError, PlanError, StepMemoryError, TransferError
 from runtime.generation import kv_caches
 from runtime.generation.batch import cost_profile
 from runtime.generation.batch.dense_placement import stream_dense_weights
@@ -22,7 +22,7 @@ from runtime.generation.kv_offload import KVCacheManager
 from runtime.hf.kv import CacheSize
 from runtime.hf.loading import load_plain
 from runtime.presets import load_system
-from tests.builders.families.build import save_family
+from tests.builders.families.build import save_family, tiny_model
 from tests.builders.models import plain_eager
 from tests.builders.served import serving
 
@@ -217,6 +217,15 @@ def test_generate_many__plans_by_itself(folder, monkeypatch, tmp_path):
     assert known.stat().st_mtime_ns == written
 
 
+def test_generate_many__plans_for_a_model_with_an_encoder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOECAST_CACHE", str(tmp_path / "cache"))
+    folder = save_family(tmp_path / "model", "switch_transformers")
+    prompts = [list(one.tokens) for one in prompts_of(5)]
+    with serving(folder, budget="25%", system=KLOTSKI) as model:
+        expected = generate_many(model, prompts, n=1, batch_size=2)
+        assert generate_many(model, prompts, batch_size=2) == expected
+
+
 def test_costs__are_known_for_the_same_kernels_only(folder, monkeypatch, tmp_path):
     monkeypatch.setenv("MOECAST_CACHE", str(tmp_path))
     costs = PlannerCosts(**dict.fromkeys(PlannerCosts.__dataclass_fields__, 0.0))
@@ -272,6 +281,15 @@ def test_run_batches__lack_of_disk_or_memory_drops_only_its_batch(folder, fail, 
         # The model is as good as before.
         again, *_ = together(model, batches)
         assert again == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("diffusion_gemma", "token by token"), ("openai_privacy_filter", "generates nothing")],
+)
+def test_generate_many__models_without_steps_of_one_token_are_refused(name, message):
+    with pytest.raises(CheckpointError, match=message):
+        generate_many(tiny_model(name), [[5, 6]])
 
 
 def test_generate_many__raises_what_has_failed(folder):
