@@ -11,8 +11,8 @@ from rich.console import Console
 
 from collect.config import DataConfig, LauncherConfig
 from collect.errors import TraceError
-from collect.launch.pool import WorkerPool
-from collect.launch.processes import DoUnit
+from collect.launch.pool import start_pool
+from collect.launch.processes import DoUnit, WorkerPool
 from collect.plan import (
     RecordingJob,
     RecordingSettings,
@@ -92,7 +92,7 @@ def collect(
         return trace
     if launcher is None or launcher.is_in_process:
         return _record_here(job, console)
-    with WorkerPool(
+    with start_pool(
         launcher,
         "collect.record:open_recording",
         {"job": job.to_json()},
