@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from predictors.errors import unknown
 from predictors.table import escape_controls
@@ -35,6 +35,7 @@ from zoo.storage.base import Storage, WritableStorage
 
 log = logging.getLogger(__name__)
 
+Entries = dict[str, EntryListing]
 Result = TypeVar("Result")
 
 ATTEMPTS = 20
@@ -186,7 +187,7 @@ class WritableZoo(Zoo):
         manifest: EntryManifest,
         *,
         signature: bytes | None = None,
-        files: Mapping[str, bytes] | None = None,
+        files: Mapping[str, bytes] = MappingProxyType({}),
         alias: str | None = None,
         keeps_names: bool = False,
     ) -> None:
@@ -199,7 +200,7 @@ class WritableZoo(Zoo):
             signed = FileRecord(sha256=hash_bytes(signature), size=len(signature))
         version = EntryVersion(created=manifest.created, size=manifest.size, signature=signed)
 
-        def list_version(index: ZooIndex) -> dict[str, EntryListing]:
+        def list_version(index: ZooIndex) -> tuple[Entries, None]:
             known = index.entries.get(manifest.name)
             latest, versions = manifest.digest, {manifest.digest: version}
             aliases = {} if alias is None else {alias: manifest.digest}
@@ -209,9 +210,9 @@ class WritableZoo(Zoo):
                 if keeps_names:
                     latest, aliases = known.latest, {**aliases, **known.aliases}
             listing = EntryListing(latest=latest, versions=versions, aliases=aliases)
-            return {**index.entries, manifest.name: listing}
+            return {**index.entries, manifest.name: listing}, None
 
-        self._update_index(list_version, files or {})
+        self._update_index(list_version, files)
 
     def move_alias(
         self,
@@ -226,9 +227,8 @@ class WritableZoo(Zoo):
         raises to refuse. Nobody can change the index in between: folders are locked, object stores
         with conditional writes make the second of two check again, the Hub refuses it.
         """
-        moves: list[tuple[ZooEntry, ZooEntry | None]] = []
 
-        def point_alias(index: ZooIndex) -> dict[str, EntryListing]:
+        def point_alias(index: ZooIndex) -> tuple[Entries, tuple[ZooEntry, ZooEntry | None]]:
             if reference.name not in index.entries:
                 raise ZooError(
                     f"{unknown('zoo entry', reference.name, index.entries)} in "
@@ -241,25 +241,22 @@ class WritableZoo(Zoo):
             if alias in listing.aliases:
                 now = self.open(EntryReference(reference.name, alias), index)
             check(entry, now)
-            moves[:] = [(entry, now)]
             aliases = {**listing.aliases, alias: digest}
             changed = listing.model_copy(update={"aliases": aliases})
-            return {**index.entries, reference.name: changed}
+            return {**index.entries, reference.name: changed}, (entry, now)
 
-        self._update_index(point_alias)
-        return moves[0]
+        return self._update_index(point_alias)
 
     def remove(self, reference: EntryReference) -> list[str]:
         """Removes an entry, or one version of it, from the index; returns the digests.
 
         The blobs stay until `prune`.
         """
-        removed: list[str] = []
 
-        def unlist_versions(index: ZooIndex) -> dict[str, EntryListing]:
+        def unlist_versions(index: ZooIndex) -> tuple[Entries, list[str]]:
             digest = index.resolve(reference)
             listing = index.entries[reference.name]
-            removed[:] = list(listing.versions) if reference.version == LATEST else [digest]
+            removed = list(listing.versions) if reference.version == LATEST else [digest]
             kept = {one: made for one, made in listing.versions.items() if one not in removed}
             entries = {name: one for name, one in index.entries.items() if name != reference.name}
             if kept:
@@ -269,10 +266,9 @@ class WritableZoo(Zoo):
                     versions=kept,
                     aliases={name: one for name, one in listing.aliases.items() if one in kept},
                 )
-            return entries
+            return entries, removed
 
-        self._update_index(unlist_versions)
-        return removed
+        return self._update_index(unlist_versions)
 
     def prune(self) -> list[str]:
         """Removes the blobs that no listed entry references; returns their digests.
@@ -282,14 +278,15 @@ class WritableZoo(Zoo):
         """
 
         def remove_unreferenced() -> list[str]:
-            with self.storage.changing_blobs(), self.storage.exclusive():
+            with self.storage.changing_blobs(), self.storage.exclusive() as seen:
                 index = self.read_index()
                 referenced = self._referenced_blobs(index)
                 removed = [name for name in self.storage.names(BLOBS) if name not in referenced]
                 signatures = {f"{SIGNATURES}/{name}" for name in self.storage.names(SIGNATURES)}
                 signatures.discard(index_signature_path(self.read_index_bytes() or b""))
                 if removed or signatures:
-                    self._publish({}, index, [*map(blob_path, removed), *sorted(signatures)])
+                    paths = [*map(blob_path, removed), *sorted(signatures)]
+                    self._publish({}, index, paths, seen)
             return removed
 
         return retry_conflicts(remove_unreferenced)
@@ -303,33 +300,35 @@ class WritableZoo(Zoo):
 
     def _update_index(
         self,
-        change: Callable[[ZooIndex], dict[str, EntryListing]],
-        files: Mapping[str, bytes] | None = None,
-    ) -> None:
+        change: Callable[[ZooIndex], tuple[Entries, Result]],
+        files: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> Result:
         """Publishes the index with the listings that `change` makes of those that it has.
 
-        `change` is called again with the newer index if another publisher was faster.
+        `change` also returns the result. It is called again with the newer index if another
+        publisher was faster.
         """
 
-        def update() -> None:
+        def update() -> Result:
             # Two writers would lose one's listing; blobs need no lock, equal names are equal bytes.
-            with self.storage.exclusive():
+            with self.storage.exclusive() as seen:
                 index = self.read_index()
-                entries = dict(sorted(change(index).items()))
-                missing = {
-                    path: data for path, data in (files or {}).items() if not self._has(path, data)
-                }
-                if entries != index.entries:
-                    index = index.model_copy(
-                        update={"serial": index.serial + 1, "entries": entries}
-                    )
-                elif not missing and self.key is None:
-                    return
-                self._publish(missing, index, [])
+                listings, result = change(index)
+                entries = dict(sorted(listings.items()))
+                missing = {path: data for path, data in files.items() if not self._has(path, data)}
+                is_changed = entries != index.entries
+                if is_changed:
+                    changes = {"serial": index.serial + 1, "entries": entries}
+                    index = index.model_copy(update=changes)
+                if is_changed or missing or self.key is not None:
+                    self._publish(missing, index, [], seen)
+            return result
 
-        retry_conflicts(update)
+        return retry_conflicts(update)
 
-    def _publish(self, files: Mapping[str, bytes], index: ZooIndex, removed: list[str]) -> None:
+    def _publish(
+        self, files: Mapping[str, bytes], index: ZooIndex, removed: list[str], seen: Any
+    ) -> None:
         paths, written = list(removed), dict(files)
         data, earlier = index.to_bytes(), self.read_index_bytes()
         if earlier is not None and earlier != data:
@@ -349,7 +348,7 @@ class WritableZoo(Zoo):
             written |= {CARD: write_front_page(cards), **figures}
             shown = {f"{FIGURES}/{name}" for name in self.storage.names(FIGURES)}
             paths += sorted(shown - figures.keys())
-        self.storage.publish(written, index=(INDEX, data), removed=paths)
+        self.storage.publish(written, (INDEX, data), paths, seen)
 
     def _read_cards(self, added: Mapping[str, bytes], index: ZooIndex) -> dict[str, StoredCard]:
         """Returns the card of every entry's latest version; `added` blobs are not stored yet."""
