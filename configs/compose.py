@@ -34,7 +34,6 @@ from predictors.typed_values import (
 )
 from runtime.config import BUILTIN, GGUF
 from runtime.presets import choice_names, is_variant, read_choice
-from runtime.store.hub_snapshot import HUB_ID
 
 MODEL = "model"
 ID = "model.id"
@@ -77,7 +76,7 @@ def find_model_id(option: Option, presets: Sequence[str]) -> str:
         raise ConfigError(
             f"model={value} is a file of options: give it as --config {shlex.quote(value)}"
         )
-    if path_exists(path) or is_path(value) or HUB_ID.fullmatch(value):
+    if path_exists(path) or value.startswith((".", "~")) or os.sep in value:
         return str(path) if value.startswith("~") else value
     close = get_close_matches(value, presets, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -85,10 +84,6 @@ def find_model_id(option: Option, presets: Sequence[str]) -> str:
         f"unknown model {value!r}.{hint} A model is a preset (--help model lists them), a folder "
         f"(./{value}), a GGUF file or a repository of the Hub (ORG/NAME)"
     )
-
-
-def is_path(value: str) -> bool:
-    return value.startswith((".", "~")) or (os.sep in value and not HUB_ID.fullmatch(value))
 
 
 def name_model(model_id: str) -> str:

@@ -39,15 +39,7 @@ IRRELEVANT = (RUN_DIR, "debug", "overwrite")
 """Options that change no result."""
 OK, USAGE = 0, 2
 CORRECTABLE = {
-    errno.EACCES,
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
+    *("EACCES", "EEXIST", "EISDIR", "ELOOP", "ENAMETOOLONG", "ENOENT", "ENOTDIR", "EPERM", "EROFS")
 }
 """Errors about the path itself; others, such as EIO, are failures of the machine."""
 
@@ -56,20 +48,20 @@ def run_command(program: str, commands: Sequence[Command], invocation: Invocatio
     """Finds the command of the arguments, and runs it once or as a sweep; returns the exit code."""
     table = {command.name: command for command in commands}
     called, argv = invocation.called, list(invocation.argv)
-    if not argv and "" not in table:
-        sys.stderr.write(write_program_help(called, commands))
-        return USAGE
-    if argv and argv[0] in HELP and not argv[1:] and "" not in table:
-        sys.stdout.write(write_program_help(called, commands))
-        return OK
+    if "" not in table and (not argv or (argv[0] in HELP and len(argv) == 1)):
+        (sys.stdout if argv else sys.stderr).write(write_program_help(called, commands))
+        return OK if argv else USAGE
     if argv[:1] == ["help"]:
         argv = [*argv[1:], HELP[1]]
     if argv and argv[0] in table:
         command, argv = table[argv[0]], argv[1:]
     elif "" in table:
         command = table[""]
-        if argv and argv[0].isidentifier() and not path_exists(argv[0]):
-            refuse_misspelt(argv[0], table)
+        word = argv[0] if argv else ""
+        # Close to a command's name, where it would be a model.
+        if word.isidentifier() and get_close_matches(word, table, n=1, cutoff=0.75):
+            if not path_exists(word):
+                raise ConfigError(unknown("command", word, filter(None, table)))
     else:
         raise ConfigError(unknown("command", argv[0], table))
     schema = import_named(command.config)
@@ -89,12 +81,6 @@ def run_command(program: str, commands: Sequence[Command], invocation: Invocatio
     return OK
 
 
-def refuse_misspelt(word: str, table: Mapping[str, Command]) -> None:
-    """Raises ConfigError if a word is close to a command's name, where it would be a model."""
-    if get_close_matches(word, table, n=1, cutoff=0.75):
-        raise ConfigError(unknown("command", word, filter(None, table)))
-
-
 def run_once(
     label: str,
     command: Command,
@@ -105,7 +91,8 @@ def run_once(
 ) -> Any:
     """Composes, checks, records and runs a command; returns its results.
 
-    `folder` is the run's in a sweep. Elsewhere it is `run_dir`, or a new one.
+    `folder` is the run's in a sweep. Elsewhere it is `run_dir`, or a new one. It gets run.json
+    before the run and results.json after it.
     """
     schema = import_named(command.config)
     config, tree = compose_typed(schema, arguments.options, arguments.files)
@@ -118,44 +105,31 @@ def run_once(
         if folder is None and command.needs_run:
             folder = invocation.run_dir = make_run_dir(label)
         config = replace(config, run_dir=folder)
-        tree[RUN_DIR] = None if folder is None else str(folder)
+        if folder is None:
+            return import_named(command.run)(config)
+        tree[RUN_DIR] = str(folder)
         with hold_folder(folder):
-            return run_recorded(label, command, arguments, invocation, config, tree)
+            if command.resumes and folder == invocation.run_dir:
+                # A kill leaves no time to say it.
+                option = shlex.quote(f"{RUN_DIR}={folder}")
+                sys.stderr.write(f"run folder: {folder} ({option} continues an interrupted run)\n")
+            run = import_named(command.run)
+            names = invocation.secret_names or ()
+            hidden = {name: HIDDEN for name in names if tree[name] is not None}
+            argv = invocation.hide_options(arguments.argv)
+            record = invocation.hide(describe_run(label, argv, arguments.files, tree | hidden))
+            with put_aside(folder, record):
+                write_json(folder / RUN, record)
+                results = run(config)
+                if results is not None:
+                    write_json(folder / RESULTS, invocation.hide(results))
+                    sys.stderr.write(f"results: {folder / RESULTS}\n")
+                return results
     except OSError as error:
         message = explain_path_error(error, [*list_leaves(tree), (CACHE, find_cache_folder())])
         if message is None:
             raise
         raise ConfigError(message) from error
-
-
-def run_recorded(
-    label: str,
-    command: Command,
-    arguments: Arguments,
-    invocation: Invocation,
-    config: Any,
-    tree: dict[str, Any],
-) -> Any:
-    """Runs a command with a typed configuration; writes run.json before it and results.json."""
-    folder = config.run_dir
-    if command.resumes and folder is not None and folder == invocation.run_dir:
-        # A kill leaves no time to say it.
-        option = shlex.quote(f"{RUN_DIR}={folder}")
-        sys.stderr.write(f"run folder: {folder} ({option} continues an interrupted run)\n")
-    run = import_named(command.run)
-    if folder is not None:
-        names = invocation.secret_names or ()
-        hidden = {name: HIDDEN for name in names if tree[name] is not None}
-        argv = invocation.hide_options(arguments.argv)
-        record = invocation.hide(describe_run(label, argv, arguments.files, tree | hidden))
-        with put_aside(folder, record):
-            write_json(folder / RUN, record)
-            results = run(config)
-            if results is not None:
-                write_json(folder / RESULTS, invocation.hide(results))
-                sys.stderr.write(f"results: {folder / RESULTS}\n")
-            return results
-    return run(config)
 
 
 def run_sweep(label: str, command: Command, arguments: Arguments, invocation: Invocation) -> None:
@@ -217,12 +191,12 @@ def make_run_dir(command: str) -> Path:
 
 
 @contextmanager
-def hold_folder(folder: Path | None) -> Iterator[None]:
+def hold_folder(folder: Path) -> Iterator[None]:
     """Keeps a run folder for this command while it runs; ConfigError if another command has it.
 
     Lightning runs the whole command once for each device, all with the first one's folder.
     """
-    if folder is None or os.environ.get("LOCAL_RANK", "0") != "0":
+    if os.environ.get("LOCAL_RANK", "0") != "0":
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -300,7 +274,8 @@ def explain_path_error(error: OSError, options: Iterable[tuple[str, Any]]) -> st
 
     None for an error of another kind.
     """
-    if error.errno not in CORRECTABLE or not isinstance(error.filename, str | bytes):
+    is_correctable = errno.errorcode.get(error.errno or 0) in CORRECTABLE
+    if not is_correctable or not isinstance(error.filename, str | bytes):
         return None
     path = Path(os.path.abspath(os.fsdecode(error.filename)))  # noqa: PTH100
     message = f"{os.fsdecode(error.filename)}: {error.strerror}"

@@ -130,7 +130,7 @@ def _own_digest(manifest: TraceManifest) -> str:
 def has_manifest(where: str | Path | Storage) -> bool:
     """Returns True if there is a trace, finished or not."""
     try:
-        with open_trace_storage(where).stream(MANIFEST):
+        with open_storage(where).stream(MANIFEST):
             return True
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -138,7 +138,7 @@ def has_manifest(where: str | Path | Storage) -> bool:
 
 def read_manifest(where: str | Path | Storage) -> TraceManifest:
     """Returns the manifest; raises TraceError if it is missing, damaged, or no manifest."""
-    storage = open_trace_storage(where)
+    storage = open_storage(where)
     path = f"{storage.address}/{MANIFEST}"
     try:
         data = storage.read(MANIFEST)
@@ -164,18 +164,13 @@ def read_manifest(where: str | Path | Storage) -> TraceManifest:
     return manifest
 
 
-def open_trace_storage(where: str | Path | Storage) -> Storage:
-    """Returns the storage that a user named; a storage is returned as it is."""
-    return open_storage(where) if isinstance(where, str | Path) else where
-
-
 def open_writable_storage(where: str | Path | Storage) -> FileStorage:
     """Returns the storage that a trace is written to.
 
     Raises:
         TraceError: the storage is read-only, or has no operations on single files.
     """
-    storage = open_trace_storage(where)
+    storage = open_storage(where)
     if not isinstance(storage, FileStorage):
         raise TraceError(
             f"a trace cannot be written to {storage.address}; name a folder or s3://BUCKET/PATH"

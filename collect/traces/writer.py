@@ -25,7 +25,7 @@ from collect.traces.columns import (
     dataset_state,
     write_stream,
 )
-from collect.traces.layout import TraceSignal, column_name, signal_dtype, trace_columns
+from collect.traces.layout import TraceSignal, signal_dtype, trace_columns
 from collect.traces.manifest import (
     MANIFEST,
     ShardRecord,
@@ -46,7 +46,7 @@ RECORD = ".shard.json"
 """Suffix of a unit's `ShardRecord`, with which the unit exists."""
 
 
-def to_half(values: NDArray, *, signal: TraceSignal, layer: int) -> NDArray:
+def to_half(values: NDArray, signal: TraceSignal, layer: int) -> NDArray:
     """Returns values as stored: float16, or int16 for expert ids.
 
     Raises:
@@ -255,8 +255,3 @@ def committed_units(where: str | Path | Storage, plan: TracePlan) -> dict[int, S
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def column_arrays(signal: TraceSignal, layer: int, values: NDArray) -> dict[str, NDArray]:
-    """Returns an entry of `TraceWriter.write`'s `arrays`, in half precision."""
-    return {column_name(signal, layer): to_half(values, signal=signal, layer=layer)}
