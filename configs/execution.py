@@ -58,10 +58,10 @@ def run_command(program: str, commands: Sequence[Command], invocation: Invocatio
     elif "" in table:
         command = table[""]
         word = argv[0] if argv else ""
-        # Close to a command's name, where it would be a model.
-        if word.isidentifier() and get_close_matches(word, table, n=1, cutoff=0.75):
-            if not path_exists(word):
-                raise ConfigError(unknown("command", word, filter(None, table)))
+        is_misspelt = word.isidentifier() and get_close_matches(word, table, n=1, cutoff=0.75)
+        # It would be the name of a model.
+        if is_misspelt and not path_exists(word):
+            raise ConfigError(unknown("command", word, filter(None, table)))
     else:
         raise ConfigError(unknown("command", argv[0], table))
     schema = import_named(command.config)

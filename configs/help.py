@@ -79,7 +79,7 @@ def write_command_help(
     if shown:
         lines += ["", "options (key=value, or --key value; a group takes one of its choices):"]
     for key in shown:
-        lines += page.describe(key) if topic == ALL else page.summarise(key)
+        lines += page.describe(key, is_whole=topic == ALL)
     if topic == ALL:
         lines += ["", "options of every command:"]
         for key in EVERYWHERE:
@@ -108,13 +108,20 @@ class CommandHelp:
         keys = [key for key in field_types(self.schema) if key not in EVERYWHERE]
         return sorted(keys, key=lambda key: (key != MODEL, key in self.groups))
 
-    def summarise(self, key: str) -> list[str]:
-        """Returns the lines of an option, or the choices of a group."""
+    def describe(self, key: str, *, is_whole: bool = True) -> list[str]:
+        """Returns the lines of an option, or the choices of a group.
+
+        If `is_whole`, the options of a group follow, unless it takes several choices.
+
+        Raises:
+            ConfigError: there is none of this name.
+        """
+        declared_type(self.schema, key)
         if key not in self.groups:
-            return self.describe(key)
-        group = self.groups[key]
+            return list(self.format_option(key))
+        group, is_list = self.groups[key], takes_several(self.schema, key)
         choices = ", ".join(choice_names(group.folder))
-        if takes_several(self.schema, key):
+        if is_list:
             choices += "; several, or all"
         elif key == MODEL:
             choices = f"a folder, ORG/NAME, or {choices}"
@@ -124,19 +131,8 @@ class CommandHelp:
             subsequent_indent=INDENT,
             break_on_hyphens=False,
         )
-        return [*lines, *wrap_meaning(find_meaning(self.schema, key))]
-
-    def describe(self, key: str) -> list[str]:
-        """Returns the lines of an option, or the choices and the options of a group.
-
-        Raises:
-            ConfigError: there is none of this name.
-        """
-        declared_type(self.schema, key)
-        lines = self.summarise(key) if key in self.groups else []
-        if key in self.groups and takes_several(self.schema, key):
-            return lines
-        return [*lines, *self.format_option(key)]
+        lines += wrap_meaning(find_meaning(self.schema, key))
+        return lines if is_list or not is_whole else [*lines, *self.format_option(key)]
 
     def format_option(self, key: str) -> Iterator[str]:
         """Yields `key  type = default` and the meaning of an option, or of those of a group."""

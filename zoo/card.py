@@ -49,28 +49,16 @@ def write_card(
     """Writes front matter for the Hub and a page; `extra` precedes the section on limits."""
     from huggingface_hub import ModelCard
 
-    model = manifest.model
-    made_for = {
-        "model": model.model_id,
-        "revision": model.revision,
-        "layers with routed experts": model.num_layers,
-        "experts per layer": model.num_experts,
-        "top_k": model.top_k,
-        "hidden size": model.hidden_size,
-        "dtype": model.dtype,
-    }
     card = ModelCard.from_template(
         card_data(manifest, training),
         template_path=str(TEMPLATE),
         manifest=manifest,
         training=training,
-        made_for=format_table(made_for),
+        table=format_table,
         signals=", ".join(f"`{signal}`" for signal in manifest.signals),
-        metrics=format_table(manifest.metrics),
         caption=figure and figure.caption,
         picture=FIGURE,
         facts=training and format_table(list_facts(manifest, training)),
-        parity=format_table(manifest.parity),
         extra=extra.strip(),
     )
     return f"{card}\n".encode()

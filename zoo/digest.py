@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 from predictors.files import refuse_lfs_pointer
 from zoo.errors import DamagedError, ZooError
@@ -56,6 +56,27 @@ def check_path(path: str) -> str:
             "hidden names or backslashes"
         )
     return path
+
+
+class HashingFile:
+    """A binary file that hashes what is written, so that its digest needs no second read."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self.size = 0
+        self.closed = False
+
+    def write(self, data: Any, /) -> int:
+        self._sha256.update(data)
+        self.size += memoryview(data).nbytes
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
 
 
 @contextmanager

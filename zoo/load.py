@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from predictors.base import Predictor
 from predictors.errors import unknown
-from predictors.files import find_cache_folder, write_atomic
+from predictors.files import find_cache_folder
 from predictors.metrics import CardAccuracy
 from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
@@ -27,7 +27,6 @@ from zoo.index import EntryReference, ZooIndex, blob_path, is_alias, parse_refer
 from zoo.manifest import NAME, EntryManifest, FileRecord, name_entry
 from zoo.signing import check_signature, required_key
 from zoo.storage import builtin_storage, cache_storage, configured_storages, open_zoo_storage
-from zoo.storage.folder import FolderStorage
 
 log = logging.getLogger(__name__)
 
@@ -251,14 +250,6 @@ PARALLEL = 8
 """Downloads at a time: a zoo's files are small, and most of the time is the server's latency."""
 
 
-def has_blob(cache: FolderStorage, digest: str) -> bool:
-    """Whether the blob is there, every byte of it intact."""
-    try:
-        return cache.sha256(blob_path(digest)) == digest
-    except (FileNotFoundError, NotADirectoryError, ZooError):
-        return False
-
-
 def pull_reference(
     source: Zoo,
     reference: EntryReference,
@@ -285,25 +276,22 @@ def pull_reference(
         index = source.read_index(required=True, key=key)
     name, digest, cache = reference.name, index.resolve(reference), cache_storage()
     version, zoo = index.entries[name].versions[digest], WritableZoo(cache)
-    if not has_blob(cache, digest):
+    if not cache.has_bytes(blob_path(digest), digest):
         address = escape_controls(source.storage.address)
         sys.stderr.write(f"pulling {name}@{digest[:12]} from {address}\n")
     with cache.changing_blobs():
         zoo.read_index()  # one that cannot be changed is found out first
-        added = {}
-        if not has_blob(cache, digest):
-            data = source.open_digest(digest, name=name).manifest.to_bytes()
-            added[blob_path(digest)] = data
-        entry = zoo.open_digest(digest, name=name, version=version, added=added)
-        blobs = {record.sha256: (record, path) for path, record in entry.manifest.files.items()}
+        is_known = cache.has_bytes(blob_path(digest), digest)
+        manifest = (zoo if is_known else source).open_digest(digest, name=name).manifest
+        blobs = {record.sha256: (record, path) for path, record in manifest.files.items()}
         if version.signature is not None:
             blobs[version.signature.sha256] = (version.signature, SIGNATURE)
-        missing = [blob for sha256, blob in blobs.items() if not has_blob(cache, sha256)]
+        missing = [blob for one, blob in blobs.items() if not cache.has_bytes(blob_path(one), one)]
         needed = sum(record.size for record, _ in missing)
         advice = "Free some, or set MOECAST_CACHE to a folder on another disk"
         cache.require_space(needed, name, advice=advice)
-        for path, data in added.items():
-            write_atomic(cache.folder / path, data)
+        if not is_known:
+            cache.write(blob_path(digest), manifest.to_bytes())
 
         def fetch(record: FileRecord, path: str) -> None:
             blob, what = blob_path(record.sha256), f"{path} of {name}"
@@ -312,11 +300,11 @@ def pull_reference(
         with ThreadPoolExecutor(PARALLEL) as pool:
             # The first failure cancels those that have not begun.
             list(pool.map(lambda blob: fetch(*blob), missing))
+        entry = zoo.open_digest(digest, name=name, version=version)
         entry.verify()  # also the graphs
         if key is not None and (require_signature or source.storage != builtin_storage()):
             check_signature(entry, key=key)
         alias = reference.version if is_alias(reference.version) else None
-        zoo.register(
-            entry.manifest, signature=entry.read_signature(), alias=alias, keeps_names=keeps_names
-        )
+        signature = entry.read_signature()
+        zoo.register(manifest, signature=signature, alias=alias, keeps_names=keeps_names)
     return entry

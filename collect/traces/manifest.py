@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -11,6 +12,7 @@ from pydantic import Field, JsonValue
 from collect.errors import TraceError
 from collect.traces.layout import Split, TraceSignal
 from predictors.files import refuse_lfs_pointer
+from predictors.origin import package_version
 from predictors.records import Count, ModelRecord, Sha256, StrictRecord
 from predictors.spec import ModelSpec
 from zoo.storage import open_storage
@@ -118,8 +120,21 @@ def hash_value(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def make_manifest(**fields: Any) -> TraceManifest:
-    draft = TraceManifest(**fields, digest="0" * 64)
+def make_manifest(
+    plan: TracePlan,
+    shards: Iterable[ShardRecord],
+    *,
+    extra: Iterable[TraceFile] = (),
+    complete: bool = False,
+) -> TraceManifest:
+    draft = TraceManifest(
+        plan=plan,
+        tool_version=package_version("moecast") or "source",
+        complete=complete,
+        shards=tuple(shards),
+        extra=tuple(extra),
+        digest="0" * 64,
+    )
     return draft.model_copy(update={"digest": _own_digest(draft)})
 
 

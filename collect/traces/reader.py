@@ -4,7 +4,7 @@ Shape suffixes: N rows, T tokens of a step, D hidden size, E experts, K top_k.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -124,31 +124,22 @@ class TraceStep:
         return self.columns(signal, layer)[rows]
 
 
+@dataclass(eq=False, repr=False)
 class Trace:
     """A finished trace with rows 0..num_tokens-1; those of a request are contiguous.
 
     Opening maps the shards; a value is read from disk when it is used.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: TraceManifest,
-        shards: list[dict[str, NDArray]],
-        requests: list[TraceRequest],
-        *,
-        where: str | None = None,
-    ):
-        self.path = folder
-        """Folder on this machine."""
-        self.where = where or str(folder)
-        """Folder or address that the user gave."""
-        self.manifest = manifest
-        self.spec: ModelSpec = manifest.plan.spec
-        self.request_table = requests
-        """Indexed by `TraceRequest.index`."""
-        self._shards = shards
-        self._columns: dict[str, Column] = {}
+    path: Path
+    """Folder on this machine."""
+    where: str
+    """Folder or address that the user gave."""
+    manifest: TraceManifest
+    request_table: list[TraceRequest]
+    """Indexed by `TraceRequest.index`."""
+    _shards: list[dict[str, NDArray]]
+    _columns: dict[str, Column] = field(default_factory=dict)
 
     @classmethod
     def open(cls, where: str | Path | Storage, *, verify: bool = True) -> "Trace":
@@ -195,7 +186,11 @@ class Trace:
             shards.append(arrays)
         requests.sort(key=lambda request: request.index)
         check_requests(requests, str(folder))
-        return cls(folder, manifest, shards, requests, where=storage.address)
+        return cls(folder, storage.address, manifest, requests, shards)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.manifest.plan.spec
 
     @property
     def digest(self) -> str:
@@ -297,7 +292,9 @@ def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
     copy = FolderStorage(cache_folder("traces") / manifest.digest[:32])
     copy.folder.mkdir(parents=True, exist_ok=True)
     copy.remove_temporary(everything=False)
-    missing = [record for record in manifest.files() if not _is_whole(copy, record)]
+    missing = [
+        record for record in manifest.files() if not copy.has_bytes(record.name, record.sha256)
+    ]
     copy.require_space(
         sum(record.size for record in missing),
         f"a copy of {source.address}",
@@ -308,7 +305,3 @@ def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
         copy.fetch(source, name, sha256, size, what=name, error=TraceError)
     copy.write(MANIFEST, manifest.to_bytes())
     return copy.folder
-
-
-def _is_whole(copy: FolderStorage, record: TraceFile) -> bool:
-    return copy.size(record.name) == record.size and copy.sha256(record.name) == record.sha256

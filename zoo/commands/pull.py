@@ -91,15 +91,13 @@ def pull_entries(config: PullConfig, *, bundle: Sequence[str] = ()) -> list[ZooE
             for name, listing in index.entries.items()
             for digest in sorted(listing.versions, key=lambda digest: digest == listing.latest)
         ]
-    else:
-        if lockfile is None:
-            assert config.name is not None
-            references = parse_names(config.name, bundle)
-        else:
-            references = [
-                EntryReference(name, record.digest) for name, record in lockfile.entries.items()
-            ]
+    elif lockfile is not None:
+        locked = lockfile.entries.items()
+        references = [EntryReference(name, record.digest) for name, record in locked]
         chosen = find_references(references, indexes)
+    else:
+        assert config.name is not None
+        chosen = find_references(parse_names(config.name, bundle), indexes)
     return [
         pull_reference(zoo, reference, indexes[zoo], require_signature=config.require_signature)
         for zoo, reference in chosen

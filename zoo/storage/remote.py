@@ -7,7 +7,7 @@ import logging
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
@@ -230,11 +230,9 @@ class ObjectStorage(RemoteStorage, FileStorage):
             return files.cat_file(name, start=0, end=None if limit is None else limit + 1)
 
     def names(self, folder: str = "") -> list[str]:
-        try:
-            with self._access(folder) as (files, name):
-                return sorted(path.rpartition("/")[2] for path in files.ls(name, detail=False))
-        except FileNotFoundError:
-            return []
+        with suppress(FileNotFoundError), self._access(folder) as (files, name):
+            return sorted(path.rpartition("/")[2] for path in files.ls(name, detail=False))
+        return []
 
     def size(self, path: str) -> int | None:
         info = self._info(path)
@@ -242,11 +240,9 @@ class ObjectStorage(RemoteStorage, FileStorage):
 
     def _info(self, path: str) -> dict[str, Any]:
         """Returns what the store says of a file or a folder; empty if there is none."""
-        try:
-            with self._access(path) as (files, name):
-                return files.info(name)
-        except FileNotFoundError:
-            return {}
+        with suppress(FileNotFoundError), self._access(path) as (files, name):
+            return files.info(name)
+        return {}
 
     @contextmanager
     def _writing(self, path: str) -> Iterator[tuple["AbstractFileSystem", str]]:
@@ -268,12 +264,10 @@ class ObjectStorage(RemoteStorage, FileStorage):
             files.pipe_file(name, data)
 
     def create(self, path: str, data: bytes) -> bool:
-        try:
-            with self._writing(path) as (files, name):
-                files.pipe_file(name, data, mode="create")
-        except FileExistsError:
-            return False
-        return True
+        with suppress(FileExistsError), self._writing(path) as (files, name):
+            files.pipe_file(name, data, mode="create")
+            return True
+        return False
 
     def remove(self, path: str) -> None:
         with self._access(path) as (files, name):

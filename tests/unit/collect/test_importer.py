@@ -157,7 +157,7 @@ def test_import__half_a_file_and_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RoutingLogError, match="not a whole gzip file"):
         import_routing(source, tmp_path / "t", ImportConfig())
     with pytest.raises(RoutingLogError, match="no such file"):
-        import_routing(tmp_path / "nothing.jsonl", tmp_path / "t")
+        import_routing(tmp_path / "nothing.jsonl", tmp_path / "t", ImportConfig())
 
 
 @pytest.mark.parametrize("name", ["log.csv.gz", "log.jsonl.gz"])
