@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from configs.arguments import Arguments, read_arguments, read_options
+from configs.arguments import HELP, Arguments, read_arguments, read_options
 from configs.commands import Command
 from configs.compose import compose_typed, declared_type, expand_sweep
 from configs.help import write_command_help, write_program_help
@@ -32,7 +32,6 @@ from predictors.origin import RESULT_PACKAGES, name_machine, package_versions, r
 
 log = logging.getLogger(__name__)
 
-HELP = ("-h", "--help", "help")
 RUN_DIR = "run_dir"
 RUN, RESULTS = "run.json", "results.json"
 IRRELEVANT = (RUN_DIR, "debug", "overwrite")
@@ -48,7 +47,7 @@ def run_command(program: str, commands: Sequence[Command], invocation: Invocatio
     """Finds the command of the arguments, and runs it once or as a sweep; returns the exit code."""
     table = {command.name: command for command in commands}
     called, argv = invocation.called, list(invocation.argv)
-    if "" not in table and (not argv or (argv[0] in HELP and len(argv) == 1)):
+    if "" not in table and (not argv or (argv[0] in (*HELP, "help") and len(argv) == 1)):
         (sys.stdout if argv else sys.stderr).write(write_program_help(called, commands))
         return OK if argv else USAGE
     if argv[:1] == ["help"]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictors.table import Table, escape_controls
 from zoo.errors import ZooError
-from zoo.manifest import EntryManifest
+from zoo.manifest import EntryManifest, is_number
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard, ModelCardData
@@ -72,11 +72,7 @@ def card_data(manifest: EntryManifest, training: Mapping[str, Any] | None) -> "M
     trace = training["trace"] if training else {}
     hub_dataset = trace.get("hub_dataset")
     dataset = f" ({trace['dataset']})" if trace else ""
-    figures = {
-        name: value
-        for name, value in manifest.metrics.items()
-        if isinstance(value, float | int) and not isinstance(value, bool)
-    }
+    figures = {name: value for name, value in manifest.metrics.items() if is_number(value)}
     results = [
         EvalResult(
             task_type="expert-prediction",

@@ -34,17 +34,14 @@ def check_digest(data: bytes, *, sha256: str, size: int | None, what: str) -> by
     """Returns the bytes if size and digest are as expected; raises DamagedError otherwise."""
     refuse_lfs_pointer(data, what, DamagedError)
     if size is not None and len(data) != size:
-        raise DamagedError(
-            f"{what} is damaged: got {len(data):,} bytes (or more), expected {size:,}. "
-            "Nothing of it was parsed; pull the entry again."
-        )
-    actual = hash_bytes(data)
-    if actual != sha256:
-        raise DamagedError(
-            f"{what} is damaged: got sha256 {actual[:12]}..., expected {sha256[:12]}.... "
-            "Nothing of it was parsed; pull the entry again."
-        )
-    return data
+        fault = f"got {len(data):,} bytes (or more), expected {size:,}"
+    elif (actual := hash_bytes(data)) != sha256:
+        fault = f"got sha256 {actual[:12]}..., expected {sha256[:12]}..."
+    else:
+        return data
+    raise DamagedError(
+        f"{what} is damaged: {fault}. Nothing of it was parsed; pull the entry again."
+    )
 
 
 def check_path(path: str) -> str:
@@ -103,7 +100,7 @@ def open_inside(folder: Path, path: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def read_inside(folder: Path, path: str, *, limit: int) -> bytes:
+def read_inside(folder: Path, path: str, limit: int) -> bytes:
     """Reads at most `limit` + 1 bytes, so that an appended byte shows; raises as `open_inside`."""
     with open_inside(folder, path) as file:
         return file.read(limit + 1)

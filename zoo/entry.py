@@ -223,10 +223,7 @@ def open_entry(folder: Path | str) -> ZooEntry:
         exists = (folder / SIGNATURE).exists()
         return read_inside(folder, SIGNATURE, limit=MAX_SIGNATURE_BYTES) if exists else None
 
-    def fetch(path: str, limit: int) -> bytes:
-        return read_inside(folder, path, limit=limit)
-
-    return ZooEntry(manifest, str(folder), fetch, read_signature, folder)
+    return ZooEntry(manifest, str(folder), partial(read_inside, folder), read_signature, folder)
 
 
 def check_graph(data: bytes, *, what: str) -> GraphRecord:

@@ -28,6 +28,10 @@ MAX_FILES = 10_000
 Scalar = float | int | str | bool | None
 
 
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def name_entry(model: str, predictor: str) -> str:
     """Returns the name of an entry, such as `qwen3-30b-a3b/residual` for `Qwen3-30B-A3B`."""
     stem = re.sub(r"[^a-z0-9._-]+", "-", model.lower()).lstrip("._-")

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -135,32 +136,29 @@ class SlurmEngine(WorkerPool):
                 f"Slurm {job_ids[0].partition('_')[0]}: {len(job_ids)} "
                 f"job{'s' * (len(job_ids) > 1)} named {self._name}; logs: {self.logs}"
             )
-        running = dict(zip(self._jobs, zip(shares, folders, strict=True), strict=True))
-        num_done = dict.fromkeys(self._jobs, 0)
-        while running:
+        left = {
+            job: deque((unit, Path(folder, str(number))) for number, unit in enumerate(share))
+            for job, share, folder in zip(self._jobs, shares, folders, strict=True)
+        }
+        while left:
             # Asked before the files are read: what a job wrote, it wrote before it ended.
             ended = self._read_ended()
-            for job, (share, folder) in list(running.items()):
-                has_returned = is_over(job)
-                while num_done[job] < len(share):
-                    path = Path(folder, str(num_done[job]))
-                    if not path.exists():
-                        break
-                    num_done[job] += 1
+            for job, waiting in list(left.items()):
+                has_returned, log_file = is_over(job), f"log: {job.paths.stderr}"
+                while waiting and waiting[0][1].exists():
+                    _, path = waiting.popleft()
                     result = UnitResult(**json.loads(path.read_text()))
                     if result.error and not result.is_fatal:
-                        place = f"job {job.job_id}, log: {job.paths.stderr}"
-                        result = replace(result, error=f"{result.error} ({place})")
+                        error = f"{result.error} (job {job.job_id}, {log_file})"
+                        result = replace(result, error=error)
                     yield result
                 if job.job_id in ended or has_returned:
-                    del running[job]
+                    del left[job]
                     # One that returned before its share was done has stopped in time.
-                    if num_done[job] < len(share) and not has_returned:
-                        error = f"its job {job.job_id} ended ({ended[job.job_id]})"
-                        yield UnitResult(
-                            unit=share[num_done[job]], error=f"{error}, log: {job.paths.stderr}"
-                        )
-            if running:
+                    if waiting and not has_returned:
+                        error = f"its job {job.job_id} ended ({ended[job.job_id]}), {log_file}"
+                        yield UnitResult(unit=waiting[0][0], error=error)
+            if left:
                 time.sleep(POLL_SECONDS)
         self._jobs = []
 

@@ -124,6 +124,11 @@ class TraceStep:
         return self.columns(signal, layer)[rows]
 
 
+def per_token(name: str) -> "cached_property[NDArray]":
+    """Returns a property of `Trace`, a per-token column, which is read when it is first used."""
+    return cached_property(lambda trace: trace._column(name)[:])
+
+
 @dataclass(eq=False, repr=False)
 class Trace:
     """A finished trace with rows 0..num_tokens-1; those of a request are contiguous.
@@ -228,30 +233,19 @@ class Trace:
             self._columns[name] = Column([shard[name] for shard in self._shards])
         return self._columns[name]
 
-    @cached_property
-    def tokens(self) -> NDArray[np.int32]:
-        """Token ids, `[N]`; -1 where they are not known."""
-        return self._column("token")[:]
+    tokens = per_token("token")
+    """Token ids, `[N]` int32; -1 where they are not known."""
+    positions = per_token("position")
+    """Position in the request, `[N]` int32; prompt and generated tokens are counted together."""
+    requests = per_token("request")
+    """Index into `request_table`, `[N]` int32."""
+    phases = per_token("phase")
+    """Values of `Phase`, `[N]` int8."""
 
     @cached_property
     def has_tokens(self) -> bool:
         """Whether token ids are known: an imported log or a server's recording may have none."""
         return bool((self.tokens >= 0).any())
-
-    @cached_property
-    def positions(self) -> NDArray[np.int32]:
-        """Position in the request, `[N]`; prompt and generated tokens are counted together."""
-        return self._column("position")[:]
-
-    @cached_property
-    def requests(self) -> NDArray[np.int32]:
-        """Index into `request_table`, `[N]`."""
-        return self._column("request")[:]
-
-    @cached_property
-    def phases(self) -> NDArray[np.int8]:
-        """Values of `Phase`, `[N]`."""
-        return self._column("phase")[:]
 
     def rows(self, split: str | None) -> NDArray[np.int64]:
         """Returns the rows of a split, ascending; None: all rows."""

@@ -15,14 +15,13 @@ from zoo.comparison import (
     COMPARED,
     MetricPair,
     describe_traces,
-    is_number,
     pair_figures,
     require_same_model,
 )
 from zoo.config import CompareConfig, EntryConfig, ListConfig, VerifyEntryConfig
 from zoo.entry import CARD, ZooEntry
 from zoo.load import find_entry, local_zoos, read_local_index
-from zoo.manifest import EntryManifest
+from zoo.manifest import EntryManifest, is_number
 from zoo.signing import check_signature
 from zoo.storage import configured_storages
 
