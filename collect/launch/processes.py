@@ -55,7 +55,7 @@ class UnitWorker:
 
     entry: str
     arguments: dict[str, Any]
-    """JSON: an object of ours would import torch before `threads` is set."""
+    """Plain values: a job itself would import torch before `threads` is set."""
     threads: int
     _do: DoUnit | None = None
 

@@ -193,7 +193,7 @@ class Trace:
         check_requests(requests, str(folder))
         return cls(folder, storage.address, manifest, requests, shards)
 
-    @property
+    @cached_property
     def spec(self) -> ModelSpec:
         return self.manifest.plan.spec
 
