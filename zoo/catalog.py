@@ -19,7 +19,6 @@ from zoo.errors import ConflictError, DamagedError, UnreachableError, ZooError
 from zoo.index import (
     BLOBS,
     INDEX,
-    LATEST,
     MAX_INDEX_BYTES,
     SIGNATURES,
     EntryListing,
@@ -247,8 +246,8 @@ class WritableZoo(Zoo):
 
         return self._update_index(point_alias)
 
-    def remove(self, reference: EntryReference) -> list[str]:
-        """Removes an entry, or one version of it, from the index; returns the digests.
+    def remove(self, reference: EntryReference, *, entirely: bool = False) -> list[str]:
+        """Removes a version of an entry, or all of them, from the index; returns the digests.
 
         The blobs stay until `prune`.
         """
@@ -256,7 +255,7 @@ class WritableZoo(Zoo):
         def unlist_versions(index: ZooIndex) -> tuple[Entries, list[str]]:
             digest = index.resolve(reference)
             listing = index.entries[reference.name]
-            removed = list(listing.versions) if reference.version == LATEST else [digest]
+            removed = list(listing.versions) if entirely else [digest]
             kept = {one: made for one, made in listing.versions.items() if one not in removed}
             entries = {name: one for name, one in index.entries.items() if name != reference.name}
             if kept:
@@ -274,12 +273,14 @@ class WritableZoo(Zoo):
         """Removes the blobs that no listed entry references; returns their digests.
 
         Waits for pulls to end: until then, no index lists what they have downloaded. Of an entry
-        whose manifest is damaged, the files are unknown and therefore removed.
+        whose manifest is damaged, the files are unknown and therefore removed. ZooError without an
+        index, by which all would be: nothing is changed, and no folder made.
         """
+        self.read_index(required=True)
 
         def remove_unreferenced() -> list[str]:
             with self.storage.changing_blobs(), self.storage.exclusive() as seen:
-                index = self.read_index()
+                index = self.read_index(required=True)
                 referenced = self._referenced_blobs(index)
                 removed = [name for name in self.storage.names(BLOBS) if name not in referenced]
                 signatures = {f"{SIGNATURES}/{name}" for name in self.storage.names(SIGNATURES)}

@@ -142,7 +142,7 @@ def remove(config: RemoveConfig) -> dict[str, Any]:
     """Removes an entry, or one version of it, from a zoo; `gc` frees its bytes."""
     zoo = open_writable_zoo(config.zoo, key=config.key)
     reference = parse_reference(config.name)
-    digests = zoo.remove(reference)
+    digests = zoo.remove(reference, entirely="@" not in config.name)
     shown = ", ".join(digest[:12] for digest in digests)
     print_line(f"removed {reference.name}: {shown} from {zoo.storage.address}")
     print_line("moecast zoo gc frees the bytes")

@@ -141,8 +141,10 @@ LEFT_OF_A_KILLED_PUSH = (
 def test_rm_and_gc__remove_unreferenced_blobs() -> None:
     first = publish(cache_storage())
     second = publish(cache_storage(), licence="MIT")
-    assert zoo("rm", f"tiny/stride@{second.digest}") == 0
-    assert find_entry("tiny/stride").manifest == first
+    for version in (second.digest, "latest"):
+        publish(cache_storage(), licence="MIT")
+        assert zoo("rm", f"tiny/stride@{version}") == 0
+        assert find_entry("tiny/stride").manifest == first
     left = [cache_storage().folder / path for path in LEFT_OF_A_KILLED_PUSH]
     for path in left:
         path.parent.mkdir(exist_ok=True)
