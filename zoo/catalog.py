@@ -320,7 +320,9 @@ class WritableZoo(Zoo):
                 is_changed = entries != index.entries
                 if is_changed:
                     changes = {"serial": index.serial + 1, "entries": entries}
-                    index = index.model_copy(update=changes)
+                    changed = index.model_copy(update=changes).to_bytes()
+                    wrong = f"{self.storage.address} is left as it is, its index would be wrong"
+                    index = ZooIndex.parse(changed, wrong=wrong, error=ZooError)
                 if is_changed or missing or self.key is not None:
                     self._publish(missing, index, [], seen)
             return result

@@ -20,6 +20,7 @@ from zoo.errors import DamagedError, ZooError
 from zoo.manifest import (
     FORMAT_VERSION,
     MAX_MANIFEST_BYTES,
+    MAX_NAME,
     NAME,
     EntryManifest,
     FileRecord,
@@ -140,8 +141,11 @@ def write_entry(
     and card. `training` is written to training.json, so that it can be repeated. An entry at
     `folder` is replaced; any other folder there is refused.
     """
-    if not NAME.fullmatch(name):
-        raise ZooError(f"the name {name!r} is not MODEL/PREDICTOR in lower case letters and digits")
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME:
+        raise ZooError(
+            f"the name {name!r} is not MODEL/PREDICTOR in lower case letters and digits, of at most "
+            f"{MAX_NAME} characters"
+        )
     if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
         raise ZooError(f"{folder} exists and is not an entry; name another folder")
     draft = EntryManifest(

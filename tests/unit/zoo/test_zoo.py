@@ -10,7 +10,7 @@ from tests.builders.zoos import Refused, fail_each_fsync, publish, zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.commands.publish import check_publishable
 from zoo.entry import open_entry
-from zoo.errors import DamagedError, RefusedError
+from zoo.errors import DamagedError, RefusedError, ZooError
 from zoo.index import EntryReference
 from zoo.storage import BUILTIN, cache_storage
 from zoo.storage.folder import FolderStorage
@@ -86,6 +86,15 @@ def test_push__refuses_a_poor_card(card: bytes | None, lacks: str, entry: Path) 
     forge_card(entry, card)
     with pytest.raises(RefusedError, match=lacks):
         check_publishable(open_entry(entry))
+
+
+def test_change__that_would_make_the_index_unreadable_is_refused(tmp_path: Path) -> None:
+    publish(tmp_path)
+    before = (tmp_path / "index.json").read_bytes()
+    target, reference = WritableZoo(FolderStorage(tmp_path)), EntryReference("tiny/stride")
+    with pytest.raises(ZooError, match="its index would be wrong: entries.*String should match"):
+        target.move_alias(reference, "x" * 80, check=lambda *_: None)
+    assert (tmp_path / "index.json").read_bytes() == before
 
 
 def test_push__refuses_untracked_files(entry: Path, tmp_path: Path, refused: Refused) -> None:
