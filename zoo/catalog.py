@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from zoo.index import (
     ZooIndex,
     blob_path,
 )
-from zoo.manifest import MAX_MANIFEST_BYTES, EntryManifest, FileRecord, parse_manifest
+from zoo.manifest import MAX_MANIFEST_BYTES, FileRecord, parse_manifest
 from zoo.signing import check_index_signature, index_signature_path, sign_index
 from zoo.storage import builtin_storage, open_zoo_storage
 from zoo.storage.base import Storage, WritableStorage
@@ -164,54 +164,55 @@ class WritableZoo(Zoo):
     key: Path | None = None
     """Private key (PEM) that signs the index; a signed index cannot be changed without one."""
 
-    def add(self, entry: ZooEntry, *, alias: str | None = None) -> str:
-        """Copies an entry, every byte checked, then lists it in the index; returns its digest.
+    def add(self, *entries: ZooEntry, alias: str | None = None) -> None:
+        """Copies entries, every byte checked, then lists all of them in the index in one step.
 
-        Interrupted at any point, the index lists complete entries only; unreferenced blobs are
+        Interrupted at any point, the index lists all of them or none; unreferenced blobs are
         harmless and are reused by the next attempt.
         """
-        manifest = entry.manifest
-        files = {
-            blob_path(record.sha256): entry.read(path) for path, record in manifest.files.items()
-        }
-        files[blob_path(manifest.digest)] = manifest.to_bytes()
-        signature = entry.read_signature()
-        if signature is not None:
-            files[blob_path(hash_bytes(signature))] = signature
-        self.register(manifest, signature=signature, files=files, alias=alias)
-        return manifest.digest
+        files: dict[str, bytes] = {}
+        for entry in entries:
+            manifest, signature = entry.manifest, entry.read_signature()
+            for path, record in manifest.files.items():
+                files[blob_path(record.sha256)] = entry.read(path)
+            files[blob_path(manifest.digest)] = manifest.to_bytes()
+            if signature is not None:
+                files[blob_path(hash_bytes(signature))] = signature
+        aliases = () if alias is None else (alias,)
+        self.register([(entry, aliases) for entry in entries], files=files)
 
     def register(
         self,
-        manifest: EntryManifest,
+        entries: Iterable[tuple[ZooEntry, Iterable[str]]],
         *,
-        signature: bytes | None = None,
         files: Mapping[str, bytes] = MappingProxyType({}),
-        alias: str | None = None,
         keeps_names: bool = False,
     ) -> None:
-        """Writes the files that are missing, then lists the entry in the index.
+        """Writes the files that are missing, then lists entries, each with aliases, in the index.
 
-        With `keeps_names`, `latest` and the aliases that are listed go on naming the same versions.
+        Of two versions of an entry, the later one becomes the latest. With `keeps_names`, `latest`
+        and the aliases that are listed go on naming the same versions.
         """
-        signed = None
-        if signature is not None:
-            signed = FileRecord(sha256=hash_bytes(signature), size=len(signature))
-        version = EntryVersion(created=manifest.created, size=manifest.size, signature=signed)
+        versions = [
+            (entry.manifest, record_version(entry), aliases) for entry, aliases in entries
+        ]
 
-        def list_version(index: ZooIndex) -> tuple[Entries, None]:
-            known = index.entries.get(manifest.name)
-            latest, versions = manifest.digest, {manifest.digest: version}
-            aliases = {} if alias is None else {alias: manifest.digest}
-            if known is not None:
-                versions = {**known.versions, **versions}
-                aliases = {**known.aliases, **aliases}
-                if keeps_names:
-                    latest, aliases = known.latest, {**aliases, **known.aliases}
-            listing = EntryListing(latest=latest, versions=versions, aliases=aliases)
-            return {**index.entries, manifest.name: listing}, None
+        def list_versions(index: ZooIndex) -> tuple[Entries, None]:
+            listings = dict(index.entries)
+            for manifest, version, given in versions:
+                latest, aliases = manifest.digest, dict.fromkeys(given, manifest.digest)
+                listed = {latest: version}
+                if (known := listings.get(manifest.name)) is not None:
+                    listed = {**known.versions, **listed}
+                    aliases = {**known.aliases, **aliases}
+                    if keeps_names:
+                        latest, aliases = known.latest, {**aliases, **known.aliases}
+                listings[manifest.name] = EntryListing(
+                    latest=latest, versions=listed, aliases=aliases
+                )
+            return listings, None
 
-        self._update_index(list_version, files)
+        self._update_index(list_versions, files)
 
     def move_alias(
         self,
@@ -385,6 +386,13 @@ class WritableZoo(Zoo):
                 if entry := self.open_readable(digest, name=name):
                     referenced |= {record.sha256 for record in entry.manifest.files.values()}
         return referenced
+
+
+def record_version(entry: ZooEntry) -> EntryVersion:
+    manifest, signature, signed = entry.manifest, entry.read_signature(), None
+    if signature is not None:
+        signed = FileRecord(sha256=hash_bytes(signature), size=len(signature))
+    return EntryVersion(created=manifest.created, size=manifest.size, signature=signed)
 
 
 def retry_conflicts(change: Callable[[], Result]) -> Result:

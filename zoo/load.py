@@ -6,7 +6,7 @@ as they arrive.
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from zoo.index import EntryReference, ZooIndex, blob_path, is_alias, parse_refer
 from zoo.manifest import NAME, EntryManifest, FileRecord, name_entry
 from zoo.signing import check_signature, required_key
 from zoo.storage import builtin_storage, cache_storage, configured_storages, open_zoo_storage
+from zoo.storage.folder import FolderStorage
 
 log = logging.getLogger(__name__)
 
@@ -255,56 +256,84 @@ def pull_reference(
     reference: EntryReference,
     index: ZooIndex | None = None,
     *,
-    require_signature: Path | None = None,
     keeps_names: bool = False,
 ) -> ZooEntry:
-    """Returns an entry from the cache, after what is missing of it was downloaded.
+    """Pulls one version, as `pull_references`; `index` is the source's, if it was read before."""
+    if index is None:
+        index = source.read_index(required=True, key=required_key())
+    (entry,) = pull_references([(source, reference)], {source: index}, keeps_names=keeps_names)
+    return entry
 
-    Of several processes, one pulls at a time. The cache lists the complete entry, an alias too.
+
+def pull_references(
+    chosen: Iterable[tuple[Zoo, EntryReference]],
+    indexes: Mapping[Zoo, ZooIndex],
+    *,
+    require_signature: Path | None = None,
+    keeps_names: bool = False,
+) -> list[ZooEntry]:
+    """Returns entries from the cache, after what is missing of them was downloaded.
+
+    Of several processes, one pulls at a time. The cache lists all of them in one step, with the
+    aliases that name them: if one cannot be pulled, none.
 
     Args:
-        source: the zoo to pull from.
-        reference: the version.
-        index: the source's, if it was read before.
-        require_signature: public key with which the entry must be signed; by default that of
+        chosen: versions, each with the zoo to pull it from. Of two of an entry, the later one
+            becomes the latest.
+        indexes: the zoos' indexes.
+        require_signature: public key with which the entries must be signed; by default that of
             MOECAST_REQUIRE_SIGNATURE, except for the built-in zoo, which came with the package.
-        keeps_names: the entry's latest version in the cache, and its aliases there, stay: to use a
+        keeps_names: an entry's latest version in the cache, and its aliases there, stay: to use a
             version once does not decide which one a name means.
     """
-    key = require_signature or required_key()
-    if index is None:
-        index = source.read_index(required=True, key=key)
-    name, digest, cache = reference.name, index.resolve(reference), cache_storage()
-    version, zoo = index.entries[name].versions[digest], WritableZoo(cache)
-    if not cache.has_bytes(blob_path(digest), digest):
+    aliases: dict[tuple[Zoo, EntryReference], list[str]] = {}
+    for source, named in chosen:
+        version = EntryReference(named.name, indexes[source].resolve(named))
+        given = aliases.setdefault((source, version), [])
+        if is_alias(named.version):
+            given.append(named.version)
+    cache, required = cache_storage(), required_key()
+    with cache.changing_blobs():
+        WritableZoo(cache).read_index()  # one that cannot be changed is found out first
+        pulled = []
+        for (source, version), given in aliases.items():
+            is_trusted = source.storage == builtin_storage()
+            key = require_signature or (None if is_trusted else required)
+            pulled.append((download(source, version, indexes[source], cache, key=key), given))
+        WritableZoo(cache).register(pulled, keeps_names=keeps_names)
+    return [entry for entry, _ in pulled]
+
+
+def download(
+    source: Zoo, version: EntryReference, index: ZooIndex, cache: FolderStorage, *, key: Path | None
+) -> ZooEntry:
+    """Writes the blobs of a version that the cache lacks; returns the entry, checked."""
+    name, digest = version.name, version.version
+    listed, zoo = index.entries[name].versions[digest], Zoo(cache)
+    is_known = cache.has_bytes(blob_path(digest), digest)
+    if not is_known:
         address = escape_controls(source.storage.address)
         sys.stderr.write(f"pulling {name}@{digest[:12]} from {address}\n")
-    with cache.changing_blobs():
-        zoo.read_index()  # one that cannot be changed is found out first
-        is_known = cache.has_bytes(blob_path(digest), digest)
-        manifest = (zoo if is_known else source).open_digest(digest, name=name).manifest
-        blobs = {record.sha256: (record, path) for path, record in manifest.files.items()}
-        if version.signature is not None:
-            blobs[version.signature.sha256] = (version.signature, SIGNATURE)
-        missing = [blob for one, blob in blobs.items() if not cache.has_bytes(blob_path(one), one)]
-        needed = sum(record.size for record, _ in missing)
-        advice = "Free some, or set MOECAST_CACHE to a folder on another disk"
-        cache.require_space(needed, name, advice=advice)
-        if not is_known:
-            cache.write(blob_path(digest), manifest.to_bytes())
+    manifest = (zoo if is_known else source).open_digest(digest, name=name).manifest
+    blobs = {record.sha256: (record, path) for path, record in manifest.files.items()}
+    if listed.signature is not None:
+        blobs[listed.signature.sha256] = (listed.signature, SIGNATURE)
+    missing = [blob for one, blob in blobs.items() if not cache.has_bytes(blob_path(one), one)]
+    needed = sum(record.size for record, _ in missing)
+    advice = "Free some, or set MOECAST_CACHE to a folder on another disk"
+    cache.require_space(needed, name, advice=advice)
+    if not is_known:
+        cache.write(blob_path(digest), manifest.to_bytes())
 
-        def fetch(record: FileRecord, path: str) -> None:
-            blob, what = blob_path(record.sha256), f"{path} of {name}"
-            cache.fetch(source.storage, blob, record.sha256, record.size, what=what)
+    def fetch(record: FileRecord, path: str) -> None:
+        blob, what = blob_path(record.sha256), f"{path} of {name}"
+        cache.fetch(source.storage, blob, record.sha256, record.size, what=what)
 
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            # The first failure cancels those that have not begun.
-            list(pool.map(lambda blob: fetch(*blob), missing))
-        entry = zoo.open_digest(digest, name=name, version=version)
-        entry.verify()  # also the graphs
-        if key is not None and (require_signature or source.storage != builtin_storage()):
-            check_signature(entry, key=key)
-        alias = reference.version if is_alias(reference.version) else None
-        signature = entry.read_signature()
-        zoo.register(manifest, signature=signature, alias=alias, keeps_names=keeps_names)
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        # The first failure cancels those that have not begun.
+        list(pool.map(lambda blob: fetch(*blob), missing))
+    entry = zoo.open_digest(digest, name=name, version=listed)
+    entry.verify()  # also the graphs
+    if key is not None:
+        check_signature(entry, key=key)
     return entry

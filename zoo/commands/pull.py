@@ -20,7 +20,7 @@ from zoo.index import (
     parse_reference,
     read_lockfile,
 )
-from zoo.load import find_entry, pull_reference
+from zoo.load import find_entry, pull_references
 from zoo.manifest import EntryManifest, name_entry
 from zoo.signing import required_key
 from zoo.storage import builtin_storage, cache_storage, configured_storages
@@ -84,12 +84,15 @@ def pull_entries(config: PullConfig, *, bundle: Sequence[str] = ()) -> list[ZooE
         Zoo(storage): Zoo(storage).read_index(required=True, key=key) for storage in storages
     }
     if config.all:
-        # The latest of each comes last, so that it is the latest here too.
+        # What comes last is what a name means here too: of the zoos the first one's, and its latest.
         chosen = [
-            (zoo, EntryReference(name, digest))
-            for zoo, index in indexes.items()
+            (zoo, EntryReference(name, version))
+            for zoo, index in reversed(indexes.items())
             for name, listing in index.entries.items()
-            for digest in sorted(listing.versions, key=lambda digest: digest == listing.latest)
+            for version in (
+                *sorted(listing.versions, key=lambda digest: digest == listing.latest),
+                *listing.aliases,
+            )
         ]
     elif lockfile is not None:
         locked = lockfile.entries.items()
@@ -98,10 +101,7 @@ def pull_entries(config: PullConfig, *, bundle: Sequence[str] = ()) -> list[ZooE
     else:
         assert config.name is not None
         chosen = find_references(parse_names(config.name, bundle), indexes)
-    return [
-        pull_reference(zoo, reference, indexes[zoo], require_signature=config.require_signature)
-        for zoo, reference in chosen
-    ]
+    return pull_references(chosen, indexes, require_signature=config.require_signature)
 
 
 def parse_names(name: str, bundle: Sequence[str]) -> list[EntryReference]:

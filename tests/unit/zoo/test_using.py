@@ -1,6 +1,7 @@
 """Names, addresses, lock files, mirrors, lists: the zoo as people use it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.builders.web import Site, served
 from tests.builders.zoos import publish, zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.errors import ZooError
-from zoo.index import EntryReference
+from zoo.index import EntryReference, blob_path
 from zoo.load import find_entry, list_names
 from zoo.storage import cache_storage
 from zoo.storage.folder import FolderStorage
@@ -105,14 +106,19 @@ def test_invalid_lock_file__is_refused(content, message, tmp_path, refused):
     assert message in refused("pull", f"locked={tmp_path / 'zoo.lock'}", "zoo=builtin")
 
 
-def test_mirror__has_every_version(far: Site) -> None:
+def test_mirror__has_every_version_and_prefers_the_first_zoo(far: Site, tmp_path) -> None:
     publish(far.folder, licence="MIT")
     publish(far.folder, name="tiny/mlp", kind="mlp")
+    publish(tmp_path / "other", name="tiny/mlp", licence="MIT")
+    for folder in (far.folder, tmp_path / "other"):
+        assert zoo("promote", "tiny/mlp", "stable", f"zoo={folder}") == 0
+    near, there = Zoo(cache_storage()), Zoo(FolderStorage(far.folder))
     assert zoo("pull", "all=true", f"zoo={far.address}") == 0
-    places = cache_storage(), FolderStorage(far.folder)
-    found = [Zoo(place).read_index().entries for place in places]
-    near, there = ({name: (e.latest, {*e.versions}) for name, e in one.items()} for one in found)
-    assert near == there
+    assert near.read_index().entries == there.read_index().entries
+    assert zoo("pull", "all=true", f"zoo={far.address},{tmp_path / 'other'}") == 0
+    mirrored, first = (one.read_index().entries["tiny/mlp"] for one in (near, there))
+    assert len(mirrored.versions) == 2
+    assert (mirrored.latest, mirrored.aliases) == (first.latest, first.aliases)
 
 
 # ---- making, cleaning
@@ -225,6 +231,14 @@ def test_pull__of_a_model_gets_what_the_system_takes(zoo_of_models: str) -> None
         find_entry(f"{name}@production").verify()
     assert zoo("pull", "tiny", "system=promoe", zoo_of_models) == 0
     assert "tiny/stride" in pulled()
+
+
+def test_pull__of_a_model_that_fails_lists_nothing(zoo_of_models: str) -> None:
+    far = FolderStorage(Path(zoo_of_models.removeprefix("zoo=")))
+    damaged = Zoo(far).read_index().entries["tiny/reuse"].latest
+    (far.folder / blob_path(damaged)).write_bytes(b"")
+    assert zoo("pull", "tiny", zoo_of_models) == 2
+    assert not pulled()
 
 
 INCOMPLETE = [
