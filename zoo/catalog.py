@@ -28,7 +28,7 @@ from zoo.index import (
     blob_path,
 )
 from zoo.manifest import MAX_MANIFEST_BYTES, FileRecord, parse_manifest
-from zoo.signing import check_index_signature, index_signature_path, sign_index
+from zoo.signing import check_index_signature, index_signature_path, require_owner, sign_index
 from zoo.storage import builtin_storage, open_zoo_storage
 from zoo.storage.base import Storage, WritableStorage
 
@@ -335,17 +335,18 @@ class WritableZoo(Zoo):
     ) -> None:
         paths, written = list(removed), dict(files)
         data, earlier = index.to_bytes(), self.read_index_bytes()
-        if earlier is not None and earlier != data:
-            signature = index_signature_path(earlier)
-            if self.storage.has(signature):
-                if self.key is None:
-                    raise ZooError(
-                        f"the index of {self.storage.address} is signed: give key=KEY.pem, the "
-                        "private key of its owner, or readers would refuse the changed one"
-                    )
-                paths.append(signature)
         if self.key is not None:
             written[index_signature_path(data)] = sign_index(data, key=self.key)
+        if earlier is not None and self.storage.has(signature := index_signature_path(earlier)):
+            if self.key is not None:
+                require_owner(self.storage, earlier, key=self.key)
+            elif earlier != data:
+                raise ZooError(
+                    f"the index of {self.storage.address} is signed: give key=KEY.pem, the "
+                    "private key of its owner, or readers would refuse the changed one"
+                )
+            if earlier != data:
+                paths.append(signature)
         if self.storage.has_front_page:
             cards = self._read_cards(files, index)
             figures = {figure_path(name): card.png for name, card in cards.items() if card.png}
