@@ -62,6 +62,11 @@ class EntryListing(StrictRecord):
                 raise ValueError(f"{name} is {digest[:12]}..., which is none of the versions")
         return self
 
+    def newest_first(self) -> list[str]:
+        """Returns the digests: the latest, then those of the others in the order of their age."""
+        made = {digest: version.created for digest, version in self.versions.items()}
+        return sorted(made, key=lambda one: (one == self.latest, made[one]), reverse=True)
+
 
 class ZooIndex(StrictRecord):
     """The content of `index.json`."""

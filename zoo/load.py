@@ -23,7 +23,7 @@ from zoo.catalog import WritableZoo, Zoo
 from zoo.comparison import layer_figures
 from zoo.entry import SIGNATURE, ZooEntry, open_entry
 from zoo.errors import DamagedError, MismatchError, ZooError
-from zoo.index import EntryReference, ZooIndex, blob_path, is_alias, parse_reference
+from zoo.index import LATEST, EntryReference, ZooIndex, blob_path, is_alias, parse_reference
 from zoo.manifest import NAME, EntryManifest, FileRecord, name_entry
 from zoo.signing import check_signature, required_key
 from zoo.storage import builtin_storage, cache_storage, configured_storages, open_zoo_storage
@@ -60,11 +60,11 @@ def list_names() -> set[str]:
 def find_name(
     predictor: str, identity: Mapping[str, str], *, model: str, spec: ModelSpec | None = None
 ) -> str | None:
-    """Finds the local entry of this kind for a model: its name, or None.
+    """Finds the local entry of this kind for a model: NAME, NAME@DIGEST or None.
 
-    An entry that was made for the model comes first, whatever its name says of the model; then one
-    of a model that it is a quantisation of; then one that only has the model's name, so that
-    loading it explains the difference. An entry that cannot be read is left out with a warning.
+    A version that was made for the model comes first, whatever its name says of the model; then one
+    of a model that it is a quantisation of; then an entry that only has the model's name, so that
+    loading it explains the difference. What cannot be read is left out with a warning.
 
     Args:
         predictor: kind of the predictor, the second part of the entry's name.
@@ -73,24 +73,30 @@ def find_name(
         spec: the whole model; None looks for entries of exactly this model.
     """
     own = name_entry(model, predictor)
-    named, matching, serving = False, [], []
+    named: set[str] = set()
+    matching: list[EntryReference] = []
+    serving: list[EntryReference] = []
     for zoo in local_zoos():
-        index = read_local_index(zoo)
-        for name, listing in index.entries.items():
+        entries = read_local_index(zoo).entries
+        for name, listing in entries.items():
             if name.rpartition("/")[2] != predictor:
                 continue
-            named = named or name == own
-            entry = zoo.open_readable(listing.latest, name=name)
-            if entry is None:
-                continue
-            if entry.manifest.spec.identity == identity:
-                matching.append(name)
-            elif spec is not None and entry.manifest.spec.serves(spec):
-                serving.append(name)
-    matching = matching or serving
-    if own in matching or (named and not matching):
-        return own
-    return matching[0] if matching else None
+            for digest in listing.newest_first():
+                entry = zoo.open_readable(digest, name=name)
+                if entry is None:
+                    continue
+                # What the bare name means is its latest version in the first zoo that has it.
+                is_latest = digest == listing.latest and name not in named
+                found = EntryReference(name, LATEST if is_latest else digest[:12])
+                if entry.manifest.spec.identity == identity:
+                    matching.append(found)
+                elif spec is not None and entry.manifest.spec.serves(spec):
+                    serving.append(found)
+        named |= entries.keys()
+    if fitting := matching or serving:
+        best = min(fitting, key=lambda one: one.name != own)  # of equals, the first
+        return best.name if best.version == LATEST else f"{best.name}@{best.version}"
+    return own if own in named else None
 
 
 def find_entry(reference: str | Path) -> ZooEntry:
