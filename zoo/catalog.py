@@ -193,9 +193,7 @@ class WritableZoo(Zoo):
         Of two versions of an entry, the later one becomes the latest. With `keeps_names`, `latest`
         and the aliases that are listed go on naming the same versions.
         """
-        versions = [
-            (entry.manifest, record_version(entry), aliases) for entry, aliases in entries
-        ]
+        versions = [(entry.manifest, record_version(entry), aliases) for entry, aliases in entries]
 
         def list_versions(index: ZooIndex) -> tuple[Entries, None]:
             listings = dict(index.entries)
