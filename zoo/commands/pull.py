@@ -1,7 +1,7 @@
 """The commands pull and lock: entries of other zoos, and which of them this machine has."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from zoo.index import (
 from zoo.load import find_entry, pull_references
 from zoo.manifest import EntryManifest, name_entry
 from zoo.signing import required_key
-from zoo.storage import builtin_storage, cache_storage, configured_storages
+from zoo.storage import builtin_storage, cache_storage, configured_storages, open_zoo_storage
+from zoo.storage.base import Storage
 
 BUILTIN = "builtin"
 
@@ -69,20 +70,22 @@ def pull_and_print(config: PullConfig, *, bundle: Sequence[str] = ()) -> dict[st
 
 def pull_entries(config: PullConfig, *, bundle: Sequence[str] = ()) -> list[ZooEntry]:
     """Pulls the entries that a configuration names."""
-    lockfile = None if config.locked is None else read_lockfile(config.locked)
-    storages = configured_storages(config.zoo)
-    if not storages and lockfile is not None:
-        zoos = dict.fromkeys(record.zoo for record in lockfile.entries.values())
-        storages = configured_storages(",".join(zoos))
-    if not storages:
+    locked = {} if config.locked is None else read_lockfile(config.locked).entries
+    key = config.require_signature or required_key()
+    indexes = read_indexes(configured_storages(config.zoo), key=key)
+    if not config.zoo:
+        # Each entry's own, if the zoos of this machine do not have it.
+        zoos = dict.fromkeys(
+            record.zoo
+            for name, record in locked.items()
+            if not any(index.has(EntryReference(name, record.digest)) for index in indexes.values())
+        )
+        indexes |= read_indexes(map(open_zoo_storage, zoos), key=key)
+    if not indexes:
         raise ZooError(
             "no zoo to pull from: give zoo=ADDRESS (a folder, builtin, https://, s3://, "
             "hf://OWNER/REPO), or set MOECAST_ZOO"
         )
-    key = config.require_signature or required_key()
-    indexes = {
-        Zoo(storage): Zoo(storage).read_index(required=True, key=key) for storage in storages
-    }
     if config.all:
         # What comes last is what a name means here too: of the zoos the first one's, and its latest.
         chosen = [
@@ -94,14 +97,17 @@ def pull_entries(config: PullConfig, *, bundle: Sequence[str] = ()) -> list[ZooE
                 *listing.aliases,
             )
         ]
-    elif lockfile is not None:
-        locked = lockfile.entries.items()
-        references = [EntryReference(name, record.digest) for name, record in locked]
+    elif config.locked is not None:
+        references = [EntryReference(name, record.digest) for name, record in locked.items()]
         chosen = find_references(references, indexes)
     else:
         assert config.name is not None
         chosen = find_references(parse_names(config.name, bundle), indexes)
     return pull_references(chosen, indexes, require_signature=config.require_signature)
+
+
+def read_indexes(storages: Iterable[Storage], *, key: Path | None) -> dict[Zoo, ZooIndex]:
+    return {Zoo(one): Zoo(one).read_index(required=True, key=key) for one in storages}
 
 
 def parse_names(name: str, bundle: Sequence[str]) -> list[EntryReference]:
@@ -187,5 +193,8 @@ def find_address(manifest: EntryManifest, zoos: str | None) -> str | None:
     configured = configured_storages(zoos)
     for storage in configured if zoos else [builtin_storage(), *configured]:
         if Zoo(storage).read_index().has(reference):
-            return BUILTIN if storage == builtin_storage() else storage.address
+            if storage == builtin_storage():
+                return BUILTIN
+            # The file is for other folders too.
+            return storage.address if storage.is_remote else str(Path(storage.address).absolute())
     return None

@@ -67,13 +67,15 @@ def test_lock__pulls_the_same_bytes_later(far, tmp_path, monkeypatch):
     pins = json.loads((tmp_path / "zoo.lock").read_text())["entries"]
     assert pins == {"tiny/stride": {"digest": digest, "zoo": far.address}}
     publish(far.folder, licence="MIT")
-    monkeypatch.delenv("MOECAST_ZOO")
-    monkeypatch.setenv("MOECAST_CACHE", str(tmp_path / "another machine"))
-    assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}") == 0
-    assert find_entry("tiny/stride").manifest.digest == digest
+    publish(tmp_path / "other", name="tiny/mlp")
+    for zoos in ("", str(tmp_path / "other")):
+        monkeypatch.setenv("MOECAST_ZOO", zoos)
+        monkeypatch.setenv("MOECAST_CACHE", str(tmp_path / f"another machine {zoos[-1:]}"))
+        assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}") == 0
+        assert find_entry("tiny/stride").manifest.digest == digest
 
 
-def test_lock__names_the_first_zoo_that_has_an_entry(far: Site, tmp_path) -> None:
+def test_lock__names_the_first_zoo_that_has_an_entry(far: Site, tmp_path, monkeypatch) -> None:
     lockfile = tmp_path / "zoo.lock"
 
     def locked(*arguments: object) -> dict[str, str]:
@@ -82,7 +84,8 @@ def test_lock__names_the_first_zoo_that_has_an_entry(far: Site, tmp_path) -> Non
         return {name: entry["zoo"] for name, entry in entries.items()}
 
     assert zoo("pull", "tiny/stride", f"zoo={far.address}") == 0
-    assert locked(f"zoo={far.folder},{far.address}") == {"tiny/stride": str(far.folder)}
+    monkeypatch.chdir(far.folder.parent)
+    assert locked(f"zoo={far.folder.name},{far.address}") == {"tiny/stride": str(far.folder)}
     found = locked("names=[qwen2-moe-tiny/stride,tiny/stride]", "zoo=builtin," + far.address)
     assert found == {"qwen2-moe-tiny/stride": "builtin", "tiny/stride": far.address}
 
