@@ -184,6 +184,25 @@ def test_list__filters_and_sorts(filters, names, tmp_path, capsys):
     assert [one["name"] for one in json.loads(capsys.readouterr().out)["entries"]] == names
 
 
+def test_list__goes_on_without_a_zoo_that_does_not_answer(tmp_path, monkeypatch, capsys, caplog):
+    publish(cache_storage())
+    monkeypatch.setenv("MOECAST_ZOO", f"https://example.invalid/zoo,{tmp_path / 'none'}")
+    monkeypatch.setenv("MOECAST_OFFLINE", "1")
+    assert zoo("list", "json=true") == 0
+    names = [one["name"] for one in json.loads(capsys.readouterr().out)["entries"]]
+    assert "tiny/stride" in names
+    assert "example.invalid/zoo is on the network" in caplog.text
+    assert "none is not a zoo" in caplog.text
+    assert zoo("list", "zoo=https://example.invalid/zoo") == 2
+
+
+def test_list__by_an_unknown_metric_is_refused(tmp_path, refused) -> None:
+    publish(tmp_path)
+    assert "metric: unknown metric 'acuracy'. Did you mean 'accuracy'" in refused(
+        "list", f"zoo={tmp_path}", "metric=acuracy"
+    )
+
+
 # ---- nothing is unpickled
 
 
