@@ -235,8 +235,10 @@ class RecordingJob:
         return TypeAdapter(cls).validate_python(fields)
 
     def default_folder(self, signals: Sequence[TraceSignal]) -> Path:
-        """Returns runs/traces/MODEL/DATA-DIGEST: other settings, another folder."""
-        parts = [vars(self.model), vars(self.data), list(signals), vars(self.settings)]
+        """Returns runs/traces/MODEL/DATA-DIGEST: other settings, or prompts at a path, another."""
+        parts: list[Any] = [vars(self.model), vars(self.data), list(signals), vars(self.settings)]
+        if self.data.path is not None:
+            parts.append(self.prompts_digest)
         return Path("runs", "traces", self.model.name, f"{self.data.name}-{hash_value(parts)[:8]}")
 
     @cached_property
