@@ -12,7 +12,7 @@ from rich.console import Console
 from collect.config import DataConfig, LauncherConfig
 from collect.errors import TraceError
 from collect.launch.pool import start_pool
-from collect.launch.processes import DoUnit, WorkerPool
+from collect.launch.processes import DoUnit, WorkerPool, share_gpus
 from collect.plan import (
     RecordingJob,
     RecordingSettings,
@@ -91,6 +91,8 @@ def collect(
     if trace is not None:
         return trace
     if launcher is None or launcher.is_in_process:
+        if launcher is not None:
+            share_gpus(launcher)  # raises, if there are not as many
         return _record_here(job, console)
     with start_pool(
         launcher,

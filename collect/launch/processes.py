@@ -35,6 +35,8 @@ from runtime.library_defaults import set_library_defaults
 DoUnit = Callable[[str], Any]
 Say = Callable[[str], object]
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 @dataclass(frozen=True, kw_only=True)
 class UnitResult:
@@ -241,14 +243,14 @@ class LocalEngine(WorkerGroup):
     """Processes, each with a log FOLDER/worker-N.log."""
 
     def __init__(self, config: LauncherConfig, worker: UnitWorker, folder: Path, say: Say):
+        self._worker, self._gpus = worker, share_gpus(config)
         folder.mkdir(parents=True, exist_ok=True)
         self.logs = str(folder)
-        self._worker = worker
         super().__init__(config, say)
 
     def start(self, number: int) -> "LocalProcess":
         log = f"{self.logs}/worker-{number}.log"
-        return LocalProcess(self._worker, log, visible_gpus(self.config, number))
+        return LocalProcess(self._worker, log, self._gpus[number])
 
     def has_died(self, error: BaseException | None) -> bool:
         return isinstance(error, BrokenProcessPool)
@@ -284,13 +286,28 @@ _worker: UnitWorker
 """The worker that this process is, if it is one."""
 
 
-def visible_gpus(config: LauncherConfig, worker: int) -> str | None:
-    """Returns the worker's share of the GPUs that are visible here, for CUDA_VISIBLE_DEVICES."""
+def share_gpus(config: LauncherConfig) -> list[str | None]:
+    """Returns each worker's share of the GPUs that are visible here, for CUDA_VISIBLE_DEVICES.
+
+    Raises LaunchError if there are too few: a worker without its share would compute on the CPU.
+    """
     if not config.gpus:
-        return None
-    first, last = worker * config.gpus, (worker + 1) * config.gpus
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return ",".join((visible.split(",") if visible else list(map(str, range(last))))[first:last])
+        return [None] * config.workers
+    listed = os.environ.get(VISIBLE)
+    if listed is None:
+        from runtime.accelerator import list_accelerators  # imports torch
+
+        gpus = [str(device.index) for device in list_accelerators()]
+    else:
+        gpus = [one for one in listed.split(",") if one.strip() not in ("", "-1")]
+    if config.workers * config.gpus > len(gpus):
+        given = "" if listed is None else f" ({VISIBLE}={listed!r})"
+        raise LaunchError(
+            f"launcher.workers={config.workers} with launcher.gpus={config.gpus} each: "
+            f"{len(gpus)} GPUs are visible here{given}; lower one of them, or launcher.gpus=0"
+        )
+    starts = range(0, config.workers * config.gpus, config.gpus)
+    return [",".join(gpus[start : start + config.gpus]) for start in starts]
 
 
 def _begin(worker: UnitWorker, log: str, gpus: str | None, lifeline: Connection) -> None:
@@ -301,7 +318,7 @@ def _begin(worker: UnitWorker, log: str, gpus: str | None, lifeline: Connection)
     os.dup2(file, 1)
     os.dup2(file, 2)
     if gpus is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+        os.environ[VISIBLE] = gpus
     _worker = worker
 
     def end_with_parent() -> None:

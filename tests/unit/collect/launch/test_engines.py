@@ -15,6 +15,7 @@ import pytest
 from collect.config import LauncherConfig, LauncherKind
 from collect.errors import LaunchError
 from collect.launch.pool import start_pool
+from collect.launch.processes import share_gpus
 from predictors.errors import MoecastError
 from tests.builders.processes import ROOT, run
 from tests.builders.waiting import wait_for
@@ -142,6 +143,16 @@ def test_local__gpus_are_divided_among_workers(tmp_path, monkeypatch) -> None:
     with start_pool(config, "tests.builders.launched:open_surroundings", {}, logs=tmp_path) as pool:
         found = pool.run([f"u{i}" for i in range(8)]).values()
     assert {(one["gpus"], one["threads"]) for one in found} <= {("4,5", "3"), ("6,7", "3")}
+
+
+@pytest.mark.parametrize(("visible", "workers"), [("", 1), ("-1", 1), ("4,5,6", 2), (None, 999)])
+def test_local__gpus_that_are_not_visible_are_refused(visible, workers, monkeypatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    said = rf"launcher.workers={workers} with launcher.gpus=2 each: \d+ GPUs are visible here"
+    with pytest.raises(LaunchError, match=said):
+        share_gpus(LauncherConfig(workers=workers, gpus=2))
 
 
 @pytest.mark.engines
