@@ -210,6 +210,8 @@ def hold_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         # A network disk may have no such locks.
         log.debug("%s is not locked: %s", folder, error)
+    else:
+        bring_back(folder)
     try:
         yield
     finally:
@@ -220,13 +222,14 @@ def hold_folder(folder: Path) -> Iterator[None]:
 def put_aside(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
     """Keeps an earlier run of another configuration: its record and results stay together.
 
-    They would be taken for this run's, and are back if it fails.
+    They would be taken for this run's, and are back if it fails; if it is killed, as soon as the
+    next one begins.
     """
     earlier = [path for path in (folder / RUN, folder / RESULTS) if path.is_file()]
     if len(earlier) < 2 or is_same_run(json.loads(earlier[0].read_bytes()), record):
         yield
         return
-    places = [(path, path.with_name(f".{path.name}.earlier")) for path in earlier]
+    places = [(path, place_aside(path)) for path in earlier]
     for path, aside in places:
         path.replace(aside)
     try:
@@ -237,6 +240,22 @@ def put_aside(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
         raise
     for _, aside in places:
         aside.unlink()
+
+
+def place_aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.earlier")
+
+
+def bring_back(folder: Path) -> None:
+    """Restores what a killed run had put aside, unless it has results of its own."""
+    results = folder / RESULTS
+    is_finished = results.is_file() and place_aside(results).is_file()
+    for path in (folder / RUN, results):
+        if (aside := place_aside(path)).is_file():
+            if is_finished:
+                aside.unlink()
+            else:
+                aside.replace(path)
 
 
 def is_same_run(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
