@@ -21,6 +21,7 @@ from predictors.spec import ModelSpec
 from predictors.table import escape_controls
 from zoo.catalog import WritableZoo, Zoo
 from zoo.comparison import layer_figures
+from zoo.digest import HEX64
 from zoo.entry import SIGNATURE, ZooEntry, open_entry
 from zoo.errors import DamagedError, MismatchError, ZooError
 from zoo.index import LATEST, EntryReference, ZooIndex, blob_path, is_alias, parse_reference
@@ -176,7 +177,7 @@ def find_by_address(address: str) -> ZooEntry:
         names = zoo.read_index(required=True).entries
         raise ZooError(f"{where} is a zoo; write {where}#NAME: {', '.join([*names][:8])}")
     reference = parse_reference(name)
-    if len(reference.version) == 64:
+    if HEX64.fullmatch(reference.version):
         cached = Zoo(cache_storage())
         index = read_local_index(cached)
         if index.has(reference):

@@ -1,6 +1,7 @@
 """Names, addresses, lock files, mirrors, lists: the zoo as people use it."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -46,11 +47,14 @@ def test_address__leaves_what_a_name_means_in_the_cache(tmp_path) -> None:
     """A comparison with a bad version would have had the next server load it."""
     here, there = FolderStorage(tmp_path / "here"), FolderStorage(tmp_path / "there")
     good, bad = publish(here.folder), publish(there.folder, licence="MIT")
-    for place in (here, there):
-        WritableZoo(place).add(Zoo(place).open(EntryReference("tiny/stride")), alias="stable")
-    assert zoo("pull", "tiny/stride@stable", f"zoo={here.folder}") == 0
-    assert find_entry(f"file://{there.folder}#tiny/stride@stable").manifest.digest == bad.digest
-    for name in ("tiny/stride", "tiny/stride@stable"):
+    aliases = ("stable", "as-long-as-a-digest".ljust(64, "x"))
+    for place, alias in product((here, there), aliases):
+        WritableZoo(place).add(Zoo(place).open(EntryReference("tiny/stride")), alias=alias)
+    for alias in aliases:
+        assert zoo("pull", f"tiny/stride@{alias}", f"zoo={here.folder}") == 0
+        found = find_entry(f"file://{there.folder}#tiny/stride@{alias}")
+        assert found.manifest.digest == bad.digest
+    for name in ("tiny/stride", *(f"tiny/stride@{alias}" for alias in aliases)):
         assert find_entry(name).manifest.digest == good.digest
     assert find_entry(f"tiny/stride@{bad.digest[:12]}").manifest.digest == bad.digest
     assert zoo("pull", "tiny/stride@stable", f"zoo={there.folder}") == 0
