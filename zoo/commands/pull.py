@@ -156,6 +156,7 @@ def lock(config: LockConfig) -> dict[str, Any]:
 
     Raises:
         ZooError: none of the zoos has an entry.
+        SignatureError: MOECAST_REQUIRE_SIGNATURE is set and a zoo or an entry is not signed so.
     """
     names = config.names or list(Zoo(cache_storage()).read_index().entries)
     if not names:
@@ -192,7 +193,7 @@ def find_address(manifest: EntryManifest, zoos: str | None) -> str | None:
     reference = EntryReference(manifest.name, manifest.digest)
     configured = configured_storages(zoos)
     for storage in configured if zoos else [builtin_storage(), *configured]:
-        if Zoo(storage).read_index().has(reference):
+        if Zoo(storage).read_index(key=required_key()).has(reference):
             if storage == builtin_storage():
                 return BUILTIN
             # The file is for other folders too.

@@ -124,6 +124,17 @@ def test_index__must_be_signed_where_signatures_are_required(far, keys, monkeypa
     assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 0
 
 
+def test_lock__of_an_unsigned_zoo_is_refused_where_signatures_are_required(
+    far, signed, tmp_path, keys, monkeypatch, refused
+):
+    monkeypatch.setenv("MOECAST_REQUIRE_SIGNATURE", str(keys["ours.pub"]))
+    assert zoo("pull", "tiny/stride", f"zoo={far}") == 0
+    assert zoo("push", signed, f"zoo={tmp_path / 'unsigned'}") == 0
+    lock = ("lock", f"output={tmp_path / 'zoo.lock'}")
+    assert "unsigned is not signed" in refused(*lock, f"zoo={tmp_path / 'unsigned'}")
+    assert zoo(*lock, f"zoo={far}") == 0
+
+
 def test_signed_index__is_changed_with_the_key_only(far, tmp_path, keys, refused):
     before = (far / "index.json").read_bytes()
     tiny_entry(tmp_path / "m", name="tiny/mlp")
