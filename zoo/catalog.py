@@ -84,7 +84,10 @@ class Zoo:
         data = self.read_index_bytes()
         if data is None:
             if required:
-                raise ZooError(f"{self.storage.address} is not a zoo: it has no {INDEX}")
+                raise ZooError(
+                    f"{self.storage.address} is not a zoo: it has no {INDEX}; moecast zoo push "
+                    "PATH zoo=ZOO makes one"
+                )
             return ZooIndex()
         if key is not None and self.storage != builtin_storage():
             check_index_signature(self.storage, data, key=key)

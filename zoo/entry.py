@@ -143,8 +143,8 @@ def write_entry(
     """
     if not NAME.fullmatch(name) or len(name) > MAX_NAME:
         raise ZooError(
-            f"the name {name!r} is not MODEL/PREDICTOR in lower case letters and digits, of at most "
-            f"{MAX_NAME} characters"
+            f"the name {name!r} is not MODEL/PREDICTOR in lower case letters and digits, "
+            f"{MAX_NAME} characters at most"
         )
     if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
         raise ZooError(f"{folder} exists and is not an entry; name another folder")

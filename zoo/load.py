@@ -24,7 +24,7 @@ from zoo.comparison import layer_figures
 from zoo.digest import HEX64
 from zoo.entry import SIGNATURE, ZooEntry, open_entry
 from zoo.errors import DamagedError, MismatchError, ZooError
-from zoo.index import LATEST, EntryReference, ZooIndex, blob_path, is_alias, parse_reference
+from zoo.index import EntryReference, ZooIndex, blob_path, is_alias, parse_reference
 from zoo.manifest import NAME, EntryManifest, FileRecord, name_entry
 from zoo.signing import check_signature, required_key
 from zoo.storage import builtin_storage, cache_storage, configured_storages, open_zoo_storage
@@ -75,8 +75,8 @@ def find_name(
     """
     own = name_entry(model, predictor)
     named: set[str] = set()
-    matching: list[EntryReference] = []
-    serving: list[EntryReference] = []
+    matching: list[str] = []
+    serving: list[str] = []
     for zoo in local_zoos():
         entries = read_local_index(zoo).entries
         for name, listing in entries.items():
@@ -88,15 +88,14 @@ def find_name(
                     continue
                 # What the bare name means is its latest version in the first zoo that has it.
                 is_latest = digest == listing.latest and name not in named
-                found = EntryReference(name, LATEST if is_latest else digest[:12])
+                found = name if is_latest else f"{name}@{digest[:12]}"
                 if entry.manifest.spec.identity == identity:
                     matching.append(found)
                 elif spec is not None and entry.manifest.spec.serves(spec):
                     serving.append(found)
         named |= entries.keys()
     if fitting := matching or serving:
-        best = min(fitting, key=lambda one: one.name != own)  # of equals, the first
-        return best.name if best.version == LATEST else f"{best.name}@{best.version}"
+        return min(fitting, key=lambda one: one.partition("@")[0] != own)  # of equals, the first
     return own if own in named else None
 
 

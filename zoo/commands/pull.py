@@ -87,7 +87,7 @@ def pull_entries(config: PullConfig, *, bundle: Sequence[str] = ()) -> list[ZooE
             "hf://OWNER/REPO), or set MOECAST_ZOO"
         )
     if config.all:
-        # What comes last is what a name means here too: of the zoos the first one's, and its latest.
+        # What comes last is what a name means here: the latest and the aliases of the first zoo.
         chosen = [
             (zoo, EntryReference(name, version))
             for zoo, index in reversed(indexes.items())
