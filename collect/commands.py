@@ -9,7 +9,6 @@ from rich.console import Console
 
 from collect.config import CollectConfig, ImportConfig
 from collect.errors import TraceError
-from collect.traces.layout import TraceSignal
 from collect.traces.reader import Trace
 from predictors.files import expand_home
 from predictors.metrics import Phase
@@ -30,14 +29,13 @@ def record(config: CollectConfig) -> dict[str, Any]:
         batch_size=config.batch_size,
         shard_bytes=config.shard_mib << 20,
     )
-    signals = [TraceSignal(name) for name in config.signals]
     launched: list[dict[str, int]] = []
     started = time.monotonic()
     trace = collect(
         config.model,
         config.data,
         folder=config.output,
-        signals=signals,
+        signals=config.signals,
         settings=settings,
         budget=config.budget,
         console=Console(stderr=True),

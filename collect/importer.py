@@ -2,19 +2,28 @@
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from collect.config import ImportConfig, ImportSplit
 from collect.errors import TraceError
 from collect.plan import require_space
-from collect.traces.layout import Split, TraceSignal, choose_split, prompt_digest, row_bytes
+from collect.traces.layout import (
+    Split,
+    TraceSignal,
+    choose_split,
+    column_name,
+    prompt_digest,
+    row_bytes,
+)
 from collect.traces.manifest import TraceModel, TracePlan, TraceRequest, hash_value
 from collect.traces.reader import Trace
-from collect.traces.writer import TraceWriter, column_arrays
+from collect.traces.writer import TraceWriter, to_half
 from predictors.metrics import Phase
 from predictors.records import explain_validation_error
 from runtime.sim.routing_log import RoutingLog, read_routing_log
@@ -28,7 +37,7 @@ MAX_EXPERTS = 2**15 - 1
 MAX_POSITION = 2**31 - 1
 
 
-def import_routing(source: Path, where: Path | str, config: ImportConfig | None = None) -> Trace:
+def import_routing(source: Path, where: Path | str, config: ImportConfig) -> Trace:
     """Reads the log at `source` and writes, completes or opens the trace in `where`.
 
     `config` says what the log does not: its model, its split, its origin. Layers are numbered 0..
@@ -39,7 +48,6 @@ def import_routing(source: Path, where: Path | str, config: ImportConfig | None 
         TraceError: impossible ids, or the folder holds something else.
         DiskFullError: not enough free space.
     """
-    config = config or ImportConfig()
     log = read_routing_log(source)
     highest = int(log.experts_NLK.max())
     num_experts = config.num_experts or highest + 1
@@ -67,8 +75,10 @@ def import_routing(source: Path, where: Path | str, config: ImportConfig | None 
     dataset = os.fsencode(source.name).decode(errors="replace")
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    known = log.weights_NLK is not None
-    signals = (TraceSignal.EXPERTS, TraceSignal.WEIGHTS) if known else (TraceSignal.EXPERTS,)
+    cubes: dict[TraceSignal, NDArray] = {TraceSignal.EXPERTS: log.experts_NLK}
+    if log.weights_NLK is not None:
+        cubes[TraceSignal.WEIGHTS] = log.weights_NLK
+    signals = tuple(cubes)
     settings: dict[str, Any] = {
         "import_version": IMPORT_VERSION,
         "source_sha256": digest,
@@ -87,11 +97,8 @@ def import_routing(source: Path, where: Path | str, config: ImportConfig | None 
     require_space(where, len(log.token_N) * row_bytes(plan.spec, signals))
     writer = TraceWriter(where, plan)
     for unit in writer.missing():
-        writer.write(
-            unit,
-            _arrays(log, signals),
-            _requests(log, dataset=dataset, source=digest, split=config.split),
-        )
+        requests = _requests(log, dataset=dataset, source=digest, split=config.split)
+        writer.write(unit, _arrays(log, cubes), requests)
     return writer.finish()
 
 
@@ -111,18 +118,16 @@ def _check_phases(log: RoutingLog, source: Path) -> None:
         )
 
 
-def _arrays(log: RoutingLog, signals: tuple[TraceSignal, ...]) -> dict[str, np.ndarray]:
-    arrays = {
+def _arrays(log: RoutingLog, cubes: Mapping[TraceSignal, NDArray]) -> dict[str, NDArray]:
+    arrays: dict[str, NDArray] = {
         "request": log.request_N,
         "position": log.position_N,
         "token": log.token_N,
         "phase": log.phase_N,
     }
-    for layer in range(log.experts_NLK.shape[1]):
-        for signal in signals:
-            cube = log.experts_NLK if signal is TraceSignal.EXPERTS else log.weights_NLK
-            assert cube is not None, "the signals of a log without weights do not include them"
-            arrays |= column_arrays(signal, layer, cube[:, layer])
+    for signal, cube_NLK in cubes.items():
+        for layer in range(cube_NLK.shape[1]):
+            arrays[column_name(signal, layer)] = to_half(cube_NLK[:, layer], signal, layer)
     return arrays
 
 

@@ -80,7 +80,8 @@ def encode_prompts(
 
     Prompts that are token ids already have been through the chat template; those that another one
     begins with are dropped too: a server records each turn of a conversation with all earlier ones,
-    and parts of one text must not be on both sides of the split.
+    and parts of one text must not be on both sides of the split. So are texts that are equal to an
+    earlier prompt after the cut.
 
     Raises:
         PromptError: `chat` is set and the model has no chat template.
@@ -96,11 +97,22 @@ def encode_prompts(
     ]
     pairs = [(prompt, tokens) for prompt, tokens in zip(prompts, cut, strict=True) if tokens]
     begun = find_beginnings([tokens for _, tokens in pairs])
+    first: dict[tuple[int, ...], int] = {}
+    for number, (_, tokens) in enumerate(pairs):
+        first.setdefault(tuple(tokens), number)
     kept = [
-        pair for number, pair in enumerate(pairs) if number not in begun or isinstance(pair[0], str)
+        (prompt, tokens)
+        for number, (prompt, tokens) in enumerate(pairs)
+        if first[tuple(tokens)] == number and (number not in begun or isinstance(prompt, str))
     ]
     if num_dropped := len(pairs) - len(kept):
-        log.warning("%d of %d prompts begin another one: left out", num_dropped, len(pairs))
+        log.warning(
+            "%d of %d prompts begin another one: left out. Those that differ only after %d tokens "
+            "are kept if you raise data.max_prompt_tokens",
+            num_dropped,
+            len(pairs),
+            longest,
+        )
     return [
         EncodedPrompt(index, digest_of(prompt), tuple(tokens))
         for index, (prompt, tokens) in enumerate(kept)
@@ -223,8 +235,10 @@ class RecordingJob:
         return TypeAdapter(cls).validate_python(fields)
 
     def default_folder(self, signals: Sequence[TraceSignal]) -> Path:
-        """Returns runs/traces/MODEL/DATA-DIGEST: other settings, another folder."""
-        parts = [vars(self.model), vars(self.data), list(signals), vars(self.settings)]
+        """Returns runs/traces/MODEL/DATA-DIGEST: other settings, or prompts at a path, another."""
+        parts: list[Any] = [vars(self.model), vars(self.data), list(signals), vars(self.settings)]
+        if self.data.path is not None:
+            parts.append(self.prompts_digest)
         return Path("runs", "traces", self.model.name, f"{self.data.name}-{hash_value(parts)[:8]}")
 
     @cached_property

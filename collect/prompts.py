@@ -232,12 +232,7 @@ DOCUMENTS: Mapping[SourceKind, Callable[[DataConfig], Iterable[str]]] = {
     SourceKind.PYSOURCE: read_source_code,
     SourceKind.TEXT: read_text_files,
 }
-"""Sources of long texts, which are cut."""
-RECORDS: Mapping[SourceKind, Callable[[DataConfig], Iterable[Record]]] = {
-    SourceKind.JSONL: read_jsonl,
-    SourceKind.HUB: read_hub,
-}
-"""Sources that hold a prompt in each record."""
+"""Sources of long texts, which are cut; the others hold a prompt in each record."""
 
 
 def load_prompts(data: DataConfig, *, seed: int = 0) -> list[Prompt]:
@@ -257,13 +252,11 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[Prompt]:
     else:
         texts = read_records(data)
     # Keeps the order and the first of equal texts.
-    kept = list(
-        dict.fromkeys(
-            text
-            for text in texts
-            if not isinstance(text, str) or len(text.strip()) >= data.min_chars
-        )
-    )
+    kept = [
+        text
+        for text in dict.fromkeys(texts)
+        if not isinstance(text, str) or len(text.strip()) >= data.min_chars
+    ]
     if not kept:
         raise PromptError(
             f"data={data.name} contains no text of at least {data.min_chars} characters: "
@@ -277,10 +270,8 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[Prompt]:
 def read_records(data: DataConfig) -> list[Prompt]:
     """Returns the prompts of records, and logs what was no text in them."""
     skipped: Counter[str] = Counter()
-    texts = [
-        extract_prompt(row, data.fields, skipped, where=where)
-        for where, row in RECORDS[data.kind](data)
-    ]
+    rows = read_jsonl(data) if data.kind is SourceKind.JSONL else read_hub(data)
+    texts = [extract_prompt(row, data.fields, skipped, where=where) for where, row in rows]
     if skipped:
         log.warning("data=%s: %s", data.name, describe_skipped(skipped))
     if num_empty := texts.count(""):

@@ -1,7 +1,7 @@
 """Runs prompts through a model and writes a trace of its hidden states and routing."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,8 @@ from rich.console import Console
 
 from collect.config import DataConfig, LauncherConfig
 from collect.errors import TraceError
-from collect.launch.pool import WorkerPool
-from collect.launch.processes import DoUnit
+from collect.launch.pool import start_pool
+from collect.launch.processes import DoUnit, WorkerPool, share_gpus
 from collect.plan import (
     RecordingJob,
     RecordingSettings,
@@ -21,7 +21,7 @@ from collect.plan import (
     require_space,
 )
 from collect.recorder import UnitRecorder
-from collect.traces.layout import ALL_SIGNALS, TraceSignal, row_bytes
+from collect.traces.layout import ALL_SIGNALS, row_bytes
 from collect.traces.manifest import MANIFEST, TracePlan, has_manifest, read_manifest
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter
@@ -41,7 +41,7 @@ def collect(
     data: DataConfig,
     *,
     folder: Path | str | None = None,
-    signals: Sequence[TraceSignal] = ALL_SIGNALS,
+    signals: Collection[str] = ALL_SIGNALS,
     settings: RecordingSettings | None = None,
     budget: str = "auto",
     console: Console | None = None,
@@ -91,8 +91,10 @@ def collect(
     if trace is not None:
         return trace
     if launcher is None or launcher.is_in_process:
+        if launcher is not None:
+            share_gpus(launcher)  # raises, if there are not as many
         return _record_here(job, console)
-    with WorkerPool(
+    with start_pool(
         launcher,
         "collect.record:open_recording",
         {"job": job.to_json()},

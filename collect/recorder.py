@@ -4,6 +4,7 @@ Shape suffixes: B prompts of the batch, S padded prompt length, T tokens of the 
 B), N rows kept of a step, D hidden size, E experts, K top_k.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,14 +46,12 @@ class SignalRecorder:
         self._signals = frozenset(signals)
         self._end_tokens = np.array(sorted(end_tokens), dtype=np.int64)
         self._on_rows = on_rows
-        self._pieces: dict[str, list[NDArray]] = {}
-        self._requests_B = np.empty(0, np.int64)
-        self._mask_BS = np.empty((0, 0), bool)
+        self._pieces: dict[str, list[NDArray]] = defaultdict(list)
+        self._requests_B = self._next_position_B = np.empty(0, np.int64)
         self._alive_B = np.empty(0, bool)
-        self._next_position_B = np.empty(0, np.int64)
-        self._prompt_is_due = False
+        self._mask_BS: NDArray | None = None
+        """Of the prompts whose prefill is next."""
         self._num_tokens = 0
-        self._num_rows = 0
         self._kept_N: NDArray[np.int64] | None = None
         """Rows of the step that are kept; None keeps all."""
 
@@ -62,7 +61,6 @@ class SignalRecorder:
         self._mask_BS = np.asarray(mask_BS, dtype=bool)
         self._alive_B = np.ones(len(requests), dtype=bool)
         self._next_position_B = self._mask_BS.sum(axis=1)
-        self._prompt_is_due = True
 
     def begin_step(self, tokens_T: Ints, _requests_T: Ints) -> None:
         if (tokens_T < 0).any():
@@ -70,41 +68,28 @@ class SignalRecorder:
                 "a trace contains token ids, which prompts given as embeddings do not have; "
                 "pass input_ids to the model"
             )
-        self._num_tokens = len(tokens_T)
-        if self._prompt_is_due:
-            self._begin_prefill(tokens_T)
+        mask_BS, self._mask_BS = self._mask_BS, None
+        if mask_BS is not None:
+            assert tokens_T.size == mask_BS.size, "the prefill of a batch is one step"
+            kept_T, phase = mask_BS.reshape(-1), Phase.PREFILL
+            requests_T = np.repeat(self._requests_B, mask_BS.shape[1])
+            positions_T = (np.cumsum(mask_BS, axis=1) - 1).reshape(-1)
         else:
-            self._begin_decode(tokens_T)
-
-    def _begin_prefill(self, tokens_T: Ints) -> None:
-        assert tokens_T.size == self._mask_BS.size, "the prefill of a batch is one step"
-        self._prompt_is_due = False
-        self._choose(self._mask_BS.reshape(-1))
-        positions_BS = np.cumsum(self._mask_BS, axis=1) - 1
-        requests_BS = np.broadcast_to(self._requests_B[:, None], self._mask_BS.shape)
-        self._keep_step(tokens_T, requests_BS.reshape(-1), positions_BS.reshape(-1), Phase.PREFILL)
-
-    def _begin_decode(self, tokens_T: Ints) -> None:
-        assert tokens_T.shape == self._alive_B.shape, "one token of each request in a step"
-        self._alive_B &= ~np.isin(tokens_T, self._end_tokens)
-        self._choose(self._alive_B)
-        self._keep_step(tokens_T, self._requests_B, self._next_position_B, Phase.DECODE)
-        self._next_position_B = self._next_position_B + 1
-
-    def _choose(self, kept_T: NDArray[np.bool_]) -> None:
+            assert tokens_T.shape == self._alive_B.shape, "one token of each request in a step"
+            self._alive_B &= ~np.isin(tokens_T, self._end_tokens)
+            kept_T, phase = self._alive_B, Phase.DECODE
+            requests_T, positions_T = self._requests_B, self._next_position_B
+            self._next_position_B = positions_T + 1
+        self._num_tokens = len(tokens_T)
         self._kept_N = None if kept_T.all() else np.flatnonzero(kept_T)
-
-    def _keep_step(self, tokens_T: Ints, requests_T: Ints, positions_T: Ints, phase: Phase) -> None:
-        tokens_N = self._kept(tokens_T)
-        self._num_rows = len(tokens_N)
         values = {
-            "request": self._kept(requests_T),
-            "position": self._kept(positions_T),
-            "token": tokens_N,
-            "phase": np.full(len(tokens_N), phase),
+            "request": requests_T,
+            "position": positions_T,
+            "token": tokens_T,
+            "phase": np.full(len(tokens_T), phase),
         }
         for name, dtype in TOKEN_DTYPES.items():
-            self._add(name, values[name].astype(dtype))
+            self._pieces[name].append(self._kept(values[name]).astype(dtype))
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
         self._keep(TraceSignal.LAYER_INPUT, layer, hidden_TD)
@@ -120,7 +105,7 @@ class SignalRecorder:
         self._keep(TraceSignal.WEIGHTS, layer, weights_TK)
 
     def end_step(self) -> None:
-        self._on_rows(self._num_rows)
+        self._on_rows(len(self._pieces["token"][-1]))
 
     def _keep(self, signal: TraceSignal, layer: int, values_T: NDArray | None) -> None:
         if signal not in self._signals:
@@ -136,17 +121,14 @@ class SignalRecorder:
                 f"the routers of this model return no {signal}: "
                 f"record without it: signals=[{','.join(rest)}]"
             )
-        half = to_half(self._kept(values_T), signal=signal, layer=layer)
-        self._add(column_name(signal, layer), half)
+        half = to_half(self._kept(values_T), signal, layer)
+        self._pieces[column_name(signal, layer)].append(half)
 
     def _kept(self, values_T: NDArray) -> NDArray:
         if self._kept_N is None:
             return values_T
         # `take` gathers rows three times as fast as an index does.
         return values_T.take(self._kept_N, axis=0)
-
-    def _add(self, name: str, values: NDArray) -> None:
-        self._pieces.setdefault(name, []).append(values)
 
     def take(self) -> dict[str, NDArray]:
         """Returns the unit's columns, by request and token, and empties the recorder."""

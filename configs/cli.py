@@ -41,9 +41,6 @@ def main(
         from configs.execution import run_command
 
         return run_command(program, commands, invocation)
-    except KeyboardInterrupt:
-        print_error(invocation, invocation.explain_interruption(), debug)
-        return INTERRUPTED
     except BrokenPipeError:
         # The reader (`| head`) has closed the pipe. Python must not flush into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -59,7 +56,7 @@ def main(
     except NegativeResult as result:
         print_error(invocation, join_lines(result), debug)
         return FAILED
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if was_interrupted(error):
             print_error(invocation, invocation.explain_interruption(), debug)
             return INTERRUPTED

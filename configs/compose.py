@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
@@ -34,7 +34,6 @@ from predictors.typed_values import (
 )
 from runtime.config import BUILTIN, GGUF
 from runtime.presets import choice_names, is_variant, read_choice
-from runtime.store.hub_snapshot import HUB_ID
 
 MODEL = "model"
 ID = "model.id"
@@ -54,30 +53,28 @@ def choose_model(
         options = [
             option for option in options if option.file is None or option.key not in IDENTITY
         ]
-    named = [option for option in options if option.key == MODEL]
-    ids = [option for option in options if option.key == ID]
-    if named and named[-1].text in presets:
-        return list(options), None
-    if named:
-        model = named[-1]
+    named = [option.text for option in options if option.key == MODEL]
+    ids = [option.text for option in options if option.key == ID]
+    if named and named[-1] in presets:
+        ids = []
+    elif named:
         if ids:
-            raise ConfigError(f"model={model.text} and model.id={ids[-1].text}: give one of them")
-        ids = [replace(model, key=ID, value=find_model_id(model, presets))]
+            raise ConfigError(f"model={named[-1]} and model.id={ids[-1]}: give one of them")
+        ids = [find_model_id(named[-1], presets)]
         options = [option for option in options if option.key != MODEL]
-    if not ids or ids[-1].text == BUILTIN:
+    if not ids or ids[-1] == BUILTIN:
         return list(options), None
-    return list(options), {"id": ids[-1].text, "name": name_model(ids[-1].text)}
+    return list(options), {"id": ids[-1], "name": name_model(ids[-1])}
 
 
-def find_model_id(option: Option, presets: Sequence[str]) -> str:
+def find_model_id(value: str, presets: Sequence[str]) -> str:
     """Returns the folder or the Hub id of `model=VALUE`; ConfigError for an unknown word."""
-    value = option.text
     path = expand_home(value)
     if path.suffix in (".yaml", ".yml") and path_exists(path) and path.is_file():
         raise ConfigError(
             f"model={value} is a file of options: give it as --config {shlex.quote(value)}"
         )
-    if path_exists(path) or is_path(value) or HUB_ID.fullmatch(value):
+    if path_exists(path) or value.startswith((".", "~")) or os.sep in value:
         return str(path) if value.startswith("~") else value
     close = get_close_matches(value, presets, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -85,10 +82,6 @@ def find_model_id(option: Option, presets: Sequence[str]) -> str:
         f"unknown model {value!r}.{hint} A model is a preset (--help model lists them), a folder "
         f"(./{value}), a GGUF file or a repository of the Hub (ORG/NAME)"
     )
-
-
-def is_path(value: str) -> bool:
-    return value.startswith((".", "~")) or (os.sep in value and not HUB_ID.fullmatch(value))
 
 
 def name_model(model_id: str) -> str:

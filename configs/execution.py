@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from configs.arguments import Arguments, read_arguments, read_options
+from configs.arguments import HELP, Arguments, read_arguments, read_options
 from configs.commands import Command
 from configs.compose import compose_typed, declared_type, expand_sweep
 from configs.help import write_command_help, write_program_help
@@ -32,22 +32,13 @@ from predictors.origin import RESULT_PACKAGES, name_machine, package_versions, r
 
 log = logging.getLogger(__name__)
 
-HELP = ("-h", "--help", "help")
 RUN_DIR = "run_dir"
 RUN, RESULTS = "run.json", "results.json"
 IRRELEVANT = (RUN_DIR, "debug", "overwrite")
 """Options that change no result."""
 OK, USAGE = 0, 2
 CORRECTABLE = {
-    errno.EACCES,
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
+    *("EACCES", "EEXIST", "EISDIR", "ELOOP", "ENAMETOOLONG", "ENOENT", "ENOTDIR", "EPERM", "EROFS")
 }
 """Errors about the path itself; others, such as EIO, are failures of the machine."""
 
@@ -56,20 +47,20 @@ def run_command(program: str, commands: Sequence[Command], invocation: Invocatio
     """Finds the command of the arguments, and runs it once or as a sweep; returns the exit code."""
     table = {command.name: command for command in commands}
     called, argv = invocation.called, list(invocation.argv)
-    if not argv and "" not in table:
-        sys.stderr.write(write_program_help(called, commands))
-        return USAGE
-    if argv and argv[0] in HELP and not argv[1:] and "" not in table:
-        sys.stdout.write(write_program_help(called, commands))
-        return OK
+    if "" not in table and (not argv or (argv[0] in (*HELP, "help") and len(argv) == 1)):
+        (sys.stdout if argv else sys.stderr).write(write_program_help(called, commands))
+        return OK if argv else USAGE
     if argv[:1] == ["help"]:
         argv = [*argv[1:], HELP[1]]
     if argv and argv[0] in table:
         command, argv = table[argv[0]], argv[1:]
     elif "" in table:
         command = table[""]
-        if argv and argv[0].isidentifier() and not path_exists(argv[0]):
-            refuse_misspelt(argv[0], table)
+        word = argv[0] if argv else ""
+        is_misspelt = word.isidentifier() and get_close_matches(word, table, n=1, cutoff=0.75)
+        # It would be the name of a model.
+        if is_misspelt and not path_exists(word):
+            raise ConfigError(unknown("command", word, filter(None, table)))
     else:
         raise ConfigError(unknown("command", argv[0], table))
     schema = import_named(command.config)
@@ -89,12 +80,6 @@ def run_command(program: str, commands: Sequence[Command], invocation: Invocatio
     return OK
 
 
-def refuse_misspelt(word: str, table: Mapping[str, Command]) -> None:
-    """Raises ConfigError if a word is close to a command's name, where it would be a model."""
-    if get_close_matches(word, table, n=1, cutoff=0.75):
-        raise ConfigError(unknown("command", word, filter(None, table)))
-
-
 def run_once(
     label: str,
     command: Command,
@@ -105,7 +90,8 @@ def run_once(
 ) -> Any:
     """Composes, checks, records and runs a command; returns its results.
 
-    `folder` is the run's in a sweep. Elsewhere it is `run_dir`, or a new one.
+    `folder` is the run's in a sweep. Elsewhere it is `run_dir`, or a new one. It gets run.json
+    before the run and results.json after it.
     """
     schema = import_named(command.config)
     config, tree = compose_typed(schema, arguments.options, arguments.files)
@@ -118,44 +104,31 @@ def run_once(
         if folder is None and command.needs_run:
             folder = invocation.run_dir = make_run_dir(label)
         config = replace(config, run_dir=folder)
-        tree[RUN_DIR] = None if folder is None else str(folder)
+        if folder is None:
+            return import_named(command.run)(config)
+        tree[RUN_DIR] = str(folder)
         with hold_folder(folder):
-            return run_recorded(label, command, arguments, invocation, config, tree)
+            if command.resumes and folder == invocation.run_dir:
+                # A kill leaves no time to say it.
+                option = shlex.quote(f"{RUN_DIR}={folder}")
+                sys.stderr.write(f"run folder: {folder} ({option} continues an interrupted run)\n")
+            run = import_named(command.run)
+            names = invocation.secret_names or ()
+            hidden = {name: HIDDEN for name in names if tree[name] is not None}
+            argv = invocation.hide_options(arguments.argv)
+            record = invocation.hide(describe_run(label, argv, arguments.files, tree | hidden))
+            with put_aside(folder, record):
+                write_json(folder / RUN, record)
+                results = run(config)
+                if results is not None:
+                    write_json(folder / RESULTS, invocation.hide(results))
+                    sys.stderr.write(f"results: {folder / RESULTS}\n")
+                return results
     except OSError as error:
         message = explain_path_error(error, [*list_leaves(tree), (CACHE, find_cache_folder())])
         if message is None:
             raise
         raise ConfigError(message) from error
-
-
-def run_recorded(
-    label: str,
-    command: Command,
-    arguments: Arguments,
-    invocation: Invocation,
-    config: Any,
-    tree: dict[str, Any],
-) -> Any:
-    """Runs a command with a typed configuration; writes run.json before it and results.json."""
-    folder = config.run_dir
-    if command.resumes and folder is not None and folder == invocation.run_dir:
-        # A kill leaves no time to say it.
-        option = shlex.quote(f"{RUN_DIR}={folder}")
-        sys.stderr.write(f"run folder: {folder} ({option} continues an interrupted run)\n")
-    run = import_named(command.run)
-    if folder is not None:
-        names = invocation.secret_names or ()
-        hidden = {name: HIDDEN for name in names if tree[name] is not None}
-        argv = invocation.hide_options(arguments.argv)
-        record = invocation.hide(describe_run(label, argv, arguments.files, tree | hidden))
-        with put_aside(folder, record):
-            write_json(folder / RUN, record)
-            results = run(config)
-            if results is not None:
-                write_json(folder / RESULTS, invocation.hide(results))
-                sys.stderr.write(f"results: {folder / RESULTS}\n")
-            return results
-    return run(config)
 
 
 def run_sweep(label: str, command: Command, arguments: Arguments, invocation: Invocation) -> None:
@@ -217,12 +190,12 @@ def make_run_dir(command: str) -> Path:
 
 
 @contextmanager
-def hold_folder(folder: Path | None) -> Iterator[None]:
+def hold_folder(folder: Path) -> Iterator[None]:
     """Keeps a run folder for this command while it runs; ConfigError if another command has it.
 
     Lightning runs the whole command once for each device, all with the first one's folder.
     """
-    if folder is None or os.environ.get("LOCAL_RANK", "0") != "0":
+    if os.environ.get("LOCAL_RANK", "0") != "0":
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -237,6 +210,8 @@ def hold_folder(folder: Path | None) -> Iterator[None]:
     except OSError as error:
         # A network disk may have no such locks.
         log.debug("%s is not locked: %s", folder, error)
+    else:
+        bring_back(folder)
     try:
         yield
     finally:
@@ -247,13 +222,14 @@ def hold_folder(folder: Path | None) -> Iterator[None]:
 def put_aside(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
     """Keeps an earlier run of another configuration: its record and results stay together.
 
-    They would be taken for this run's, and are back if it fails.
+    They would be taken for this run's, and are back if it fails; if it is killed, as soon as the
+    next one begins.
     """
     earlier = [path for path in (folder / RUN, folder / RESULTS) if path.is_file()]
     if len(earlier) < 2 or is_same_run(json.loads(earlier[0].read_bytes()), record):
         yield
         return
-    places = [(path, path.with_name(f".{path.name}.earlier")) for path in earlier]
+    places = [(path, place_aside(path)) for path in earlier]
     for path, aside in places:
         path.replace(aside)
     try:
@@ -264,6 +240,22 @@ def put_aside(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
         raise
     for _, aside in places:
         aside.unlink()
+
+
+def place_aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.earlier")
+
+
+def bring_back(folder: Path) -> None:
+    """Restores what a killed run had put aside, unless it has results of its own."""
+    results = folder / RESULTS
+    is_finished = results.is_file() and place_aside(results).is_file()
+    for path in (folder / RUN, results):
+        if (aside := place_aside(path)).is_file():
+            if is_finished:
+                aside.unlink()
+            else:
+                aside.replace(path)
 
 
 def is_same_run(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -300,7 +292,8 @@ def explain_path_error(error: OSError, options: Iterable[tuple[str, Any]]) -> st
 
     None for an error of another kind.
     """
-    if error.errno not in CORRECTABLE or not isinstance(error.filename, str | bytes):
+    is_correctable = errno.errorcode.get(error.errno or 0) in CORRECTABLE
+    if not is_correctable or not isinstance(error.filename, str | bytes):
         return None
     path = Path(os.path.abspath(os.fsdecode(error.filename)))  # noqa: PTH100
     message = f"{os.fsdecode(error.filename)}: {error.strerror}"

@@ -67,7 +67,7 @@ def write_command_help(
     Raises:
         ConfigError: there is no option or group `topic`.
     """
-    page = CommandHelp(command, schema)
+    page = CommandHelp(schema)
     usage = " ".join(filter(None, (called, command.name)))
     if topic and topic != ALL:
         return "\n".join([*page.describe(topic.replace("-", "_")), ""])
@@ -75,11 +75,11 @@ def write_command_help(
     lines = [f"usage: {usage}{bare} [key=value ...]", "", *textwrap.wrap(command.summary, WIDTH)]
     if command.example:
         lines += ["", "example:", f"  {usage} {command.example}"]
-    shown = page.all_keys() if topic == ALL else page.basic_keys()
+    shown = command.basic if command.basic and topic != ALL else page.keys()
     if shown:
         lines += ["", "options (key=value, or --key value; a group takes one of its choices):"]
     for key in shown:
-        lines += page.describe(key) if topic == ALL else page.summarise(key)
+        lines += page.describe(key, is_whole=topic == ALL)
     if topic == ALL:
         lines += ["", "options of every command:"]
         for key in EVERYWHERE:
@@ -98,43 +98,41 @@ def write_command_help(
 class CommandHelp:
     """The options of one command."""
 
-    def __init__(self, command: Command, schema: type):
-        self.command, self.schema = command, schema
+    def __init__(self, schema: type):
+        self.schema = schema
         self.groups = find_groups(schema)
         self.values = compose_defaults(schema)
 
-    def all_keys(self) -> list[str]:
+    def keys(self) -> list[str]:
         """Returns all options and groups in the order of the schema, the model first."""
         keys = [key for key in field_types(self.schema) if key not in EVERYWHERE]
         return sorted(keys, key=lambda key: (key != MODEL, key in self.groups))
 
-    def basic_keys(self) -> Sequence[str]:
-        return self.command.basic or self.all_keys()
+    def describe(self, key: str, *, is_whole: bool = True) -> list[str]:
+        """Returns the lines of an option, or the choices of a group.
 
-    def summarise(self, key: str) -> list[str]:
-        """Returns the lines of an option, or the choices of a group."""
-        if key not in self.groups:
-            return self.describe(key)
-        group = self.groups[key]
-        choices = ", ".join(choice_names(group.folder))
-        if takes_several(self.schema, key):
-            choices += "; several, or all"
-        elif key == MODEL:
-            choices = f"a folder, ORG/NAME, or {choices}"
-        text = f"{key}  {choices} = {group.default}"
-        return [*wrap_choices(text), *wrap_meaning(find_meaning(self.schema, key))]
-
-    def describe(self, key: str) -> list[str]:
-        """Returns the lines of an option, or the choices and the options of a group.
+        If `is_whole`, the options of a group follow, unless it takes several choices.
 
         Raises:
             ConfigError: there is none of this name.
         """
         declared_type(self.schema, key)
-        lines = self.summarise(key) if key in self.groups else []
-        if key in self.groups and takes_several(self.schema, key):
-            return lines
-        return [*lines, *self.format_option(key)]
+        if key not in self.groups:
+            return list(self.format_option(key))
+        group, is_list = self.groups[key], takes_several(self.schema, key)
+        choices = ", ".join(choice_names(group.folder))
+        if is_list:
+            choices += "; several, or all"
+        elif key == MODEL:
+            choices = f"a folder, ORG/NAME, or {choices}"
+        lines = textwrap.wrap(
+            f"  {key}  {choices} = {group.default}",
+            WIDTH,
+            subsequent_indent=INDENT,
+            break_on_hyphens=False,
+        )
+        lines += wrap_meaning(find_meaning(self.schema, key))
+        return lines if is_list or not is_whole else [*lines, *self.format_option(key)]
 
     def format_option(self, key: str) -> Iterator[str]:
         """Yields `key  type = default` and the meaning of an option, or of those of a group."""
@@ -155,12 +153,6 @@ def find_meaning(schema: type, key: str) -> str:
     parent, _, name = key.rpartition(".")
     owner = option_type(schema, parent) if parent else schema
     return field_docstrings(owner).get(name, "") if is_schema(owner) else ""
-
-
-def wrap_choices(text: str) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent="  ", subsequent_indent=INDENT, break_on_hyphens=False
-    )
 
 
 def wrap_meaning(text: str) -> list[str]:

@@ -28,7 +28,13 @@ def import_own(module: str) -> ModuleType:
         ImportError: a file of the user's was imported under the name of one of `PACKAGES`.
     """
     for name in PACKAGES:
-        package = sys.modules.get(name) or import_package(name)
+        package = sys.modules.get(name)
+        if package is None:
+            sys.path.insert(0, str(FOLDER))
+            try:
+                package = import_module(name)
+            finally:
+                sys.path.remove(str(FOLDER))
         file = package.__file__
         if file is None or FOLDER not in Path(file).resolve().parents:
             raise ImportError(
@@ -38,15 +44,6 @@ def import_own(module: str) -> ModuleType:
                 path=file,
             )
     return import_module(module)
-
-
-def import_package(name: str) -> ModuleType:
-    """Imports a package from this project's folder."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
 
 
 __all__ = ["Zoo", "__version__", "load", "pull", "verify"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictors.table import Table, escape_controls
 from zoo.errors import ZooError
-from zoo.manifest import EntryManifest
+from zoo.manifest import EntryManifest, is_number
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard, ModelCardData
@@ -49,28 +49,16 @@ def write_card(
     """Writes front matter for the Hub and a page; `extra` precedes the section on limits."""
     from huggingface_hub import ModelCard
 
-    model = manifest.model
-    made_for = {
-        "model": model.model_id,
-        "revision": model.revision,
-        "layers with routed experts": model.num_layers,
-        "experts per layer": model.num_experts,
-        "top_k": model.top_k,
-        "hidden size": model.hidden_size,
-        "dtype": model.dtype,
-    }
     card = ModelCard.from_template(
         card_data(manifest, training),
         template_path=str(TEMPLATE),
         manifest=manifest,
         training=training,
-        made_for=format_table(made_for),
+        table=format_table,
         signals=", ".join(f"`{signal}`" for signal in manifest.signals),
-        metrics=format_table(manifest.metrics),
         caption=figure and figure.caption,
         picture=FIGURE,
         facts=training and format_table(list_facts(manifest, training)),
-        parity=format_table(manifest.parity),
         extra=extra.strip(),
     )
     return f"{card}\n".encode()
@@ -84,11 +72,7 @@ def card_data(manifest: EntryManifest, training: Mapping[str, Any] | None) -> "M
     trace = training["trace"] if training else {}
     hub_dataset = trace.get("hub_dataset")
     dataset = f" ({trace['dataset']})" if trace else ""
-    figures = {
-        name: value
-        for name, value in manifest.metrics.items()
-        if isinstance(value, float | int) and not isinstance(value, bool)
-    }
+    figures = {name: value for name, value in manifest.metrics.items() if is_number(value)}
     results = [
         EvalResult(
             task_type="expert-prediction",

@@ -3,12 +3,12 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from predictors.errors import unknown
 from predictors.table import escape_controls
@@ -19,7 +19,6 @@ from zoo.errors import ConflictError, DamagedError, UnreachableError, ZooError
 from zoo.index import (
     BLOBS,
     INDEX,
-    LATEST,
     MAX_INDEX_BYTES,
     SIGNATURES,
     EntryListing,
@@ -28,13 +27,14 @@ from zoo.index import (
     ZooIndex,
     blob_path,
 )
-from zoo.manifest import MAX_MANIFEST_BYTES, EntryManifest, FileRecord, parse_manifest
-from zoo.signing import check_index_signature, index_signature_path, sign_index
+from zoo.manifest import MAX_MANIFEST_BYTES, FileRecord, parse_manifest
+from zoo.signing import check_index_signature, index_signature_path, require_owner, sign_index
 from zoo.storage import builtin_storage, open_zoo_storage
 from zoo.storage.base import Storage, WritableStorage
 
 log = logging.getLogger(__name__)
 
+Entries = dict[str, EntryListing]
 Result = TypeVar("Result")
 
 ATTEMPTS = 20
@@ -84,7 +84,10 @@ class Zoo:
         data = self.read_index_bytes()
         if data is None:
             if required:
-                raise ZooError(f"{self.storage.address} is not a zoo: it has no {INDEX}")
+                raise ZooError(
+                    f"{self.storage.address} is not a zoo: it has no {INDEX}; moecast zoo push "
+                    "PATH zoo=ZOO makes one"
+                )
             return ZooIndex()
         if key is not None and self.storage != builtin_storage():
             check_index_signature(self.storage, data, key=key)
@@ -164,54 +167,53 @@ class WritableZoo(Zoo):
     key: Path | None = None
     """Private key (PEM) that signs the index; a signed index cannot be changed without one."""
 
-    def add(self, entry: ZooEntry, *, alias: str | None = None) -> str:
-        """Copies an entry, every byte checked, then lists it in the index; returns its digest.
+    def add(self, *entries: ZooEntry, alias: str | None = None) -> None:
+        """Copies entries, every byte checked, then lists all of them in the index in one step.
 
-        Interrupted at any point, the index lists complete entries only; unreferenced blobs are
+        Interrupted at any point, the index lists all of them or none; unreferenced blobs are
         harmless and are reused by the next attempt.
         """
-        manifest = entry.manifest
-        files = {
-            blob_path(record.sha256): entry.read(path) for path, record in manifest.files.items()
-        }
-        files[blob_path(manifest.digest)] = manifest.to_bytes()
-        signature = entry.read_signature()
-        if signature is not None:
-            files[blob_path(hash_bytes(signature))] = signature
-        self.register(manifest, signature=signature, files=files, alias=alias)
-        return manifest.digest
+        files: dict[str, bytes] = {}
+        for entry in entries:
+            manifest, signature = entry.manifest, entry.read_signature()
+            for path, record in manifest.files.items():
+                files[blob_path(record.sha256)] = entry.read(path)
+            files[blob_path(manifest.digest)] = manifest.to_bytes()
+            if signature is not None:
+                files[blob_path(hash_bytes(signature))] = signature
+        aliases = () if alias is None else (alias,)
+        self.register([(entry, aliases) for entry in entries], files=files)
 
     def register(
         self,
-        manifest: EntryManifest,
+        entries: Iterable[tuple[ZooEntry, Iterable[str]]],
         *,
-        signature: bytes | None = None,
-        files: Mapping[str, bytes] | None = None,
-        alias: str | None = None,
+        files: Mapping[str, bytes] = MappingProxyType({}),
         keeps_names: bool = False,
     ) -> None:
-        """Writes the files that are missing, then lists the entry in the index.
+        """Writes the files that are missing, then lists entries, each with aliases, in the index.
 
-        With `keeps_names`, `latest` and the aliases that are listed go on naming the same versions.
+        Of two versions of an entry, the later one becomes the latest. With `keeps_names`, `latest`
+        and the aliases that are listed go on naming the same versions.
         """
-        signed = None
-        if signature is not None:
-            signed = FileRecord(sha256=hash_bytes(signature), size=len(signature))
-        version = EntryVersion(created=manifest.created, size=manifest.size, signature=signed)
+        versions = [(entry.manifest, record_version(entry), aliases) for entry, aliases in entries]
 
-        def list_version(index: ZooIndex) -> dict[str, EntryListing]:
-            known = index.entries.get(manifest.name)
-            latest, versions = manifest.digest, {manifest.digest: version}
-            aliases = {} if alias is None else {alias: manifest.digest}
-            if known is not None:
-                versions = {**known.versions, **versions}
-                aliases = {**known.aliases, **aliases}
-                if keeps_names:
-                    latest, aliases = known.latest, {**aliases, **known.aliases}
-            listing = EntryListing(latest=latest, versions=versions, aliases=aliases)
-            return {**index.entries, manifest.name: listing}
+        def list_versions(index: ZooIndex) -> tuple[Entries, None]:
+            listings = dict(index.entries)
+            for manifest, version, given in versions:
+                latest, aliases = manifest.digest, dict.fromkeys(given, manifest.digest)
+                listed = {latest: version}
+                if (known := listings.get(manifest.name)) is not None:
+                    listed = {**known.versions, **listed}
+                    aliases = {**known.aliases, **aliases}
+                    if keeps_names:
+                        latest, aliases = known.latest, {**aliases, **known.aliases}
+                listings[manifest.name] = EntryListing(
+                    latest=latest, versions=listed, aliases=aliases
+                )
+            return listings, None
 
-        self._update_index(list_version, files or {})
+        self._update_index(list_versions, files)
 
     def move_alias(
         self,
@@ -226,9 +228,8 @@ class WritableZoo(Zoo):
         raises to refuse. Nobody can change the index in between: folders are locked, object stores
         with conditional writes make the second of two check again, the Hub refuses it.
         """
-        moves: list[tuple[ZooEntry, ZooEntry | None]] = []
 
-        def point_alias(index: ZooIndex) -> dict[str, EntryListing]:
+        def point_alias(index: ZooIndex) -> tuple[Entries, tuple[ZooEntry, ZooEntry | None]]:
             if reference.name not in index.entries:
                 raise ZooError(
                     f"{unknown('zoo entry', reference.name, index.entries)} in "
@@ -241,25 +242,22 @@ class WritableZoo(Zoo):
             if alias in listing.aliases:
                 now = self.open(EntryReference(reference.name, alias), index)
             check(entry, now)
-            moves[:] = [(entry, now)]
             aliases = {**listing.aliases, alias: digest}
             changed = listing.model_copy(update={"aliases": aliases})
-            return {**index.entries, reference.name: changed}
+            return {**index.entries, reference.name: changed}, (entry, now)
 
-        self._update_index(point_alias)
-        return moves[0]
+        return self._update_index(point_alias)
 
-    def remove(self, reference: EntryReference) -> list[str]:
-        """Removes an entry, or one version of it, from the index; returns the digests.
+    def remove(self, reference: EntryReference, *, entirely: bool = False) -> list[str]:
+        """Removes a version of an entry, or all of them, from the index; returns the digests.
 
         The blobs stay until `prune`.
         """
-        removed: list[str] = []
 
-        def unlist_versions(index: ZooIndex) -> dict[str, EntryListing]:
+        def unlist_versions(index: ZooIndex) -> tuple[Entries, list[str]]:
             digest = index.resolve(reference)
             listing = index.entries[reference.name]
-            removed[:] = list(listing.versions) if reference.version == LATEST else [digest]
+            removed = list(listing.versions) if entirely else [digest]
             kept = {one: made for one, made in listing.versions.items() if one not in removed}
             entries = {name: one for name, one in index.entries.items() if name != reference.name}
             if kept:
@@ -269,27 +267,29 @@ class WritableZoo(Zoo):
                     versions=kept,
                     aliases={name: one for name, one in listing.aliases.items() if one in kept},
                 )
-            return entries
+            return entries, removed
 
-        self._update_index(unlist_versions)
-        return removed
+        return self._update_index(unlist_versions)
 
     def prune(self) -> list[str]:
         """Removes the blobs that no listed entry references; returns their digests.
 
         Waits for pulls to end: until then, no index lists what they have downloaded. Of an entry
-        whose manifest is damaged, the files are unknown and therefore removed.
+        whose manifest is damaged, the files are unknown and therefore removed. ZooError without an
+        index, by which all would be: nothing is changed, and no folder made.
         """
+        self.read_index(required=True)
 
         def remove_unreferenced() -> list[str]:
-            with self.storage.changing_blobs(), self.storage.exclusive():
-                index = self.read_index()
+            with self.storage.changing_blobs(), self.storage.exclusive() as seen:
+                index = self.read_index(required=True)
                 referenced = self._referenced_blobs(index)
                 removed = [name for name in self.storage.names(BLOBS) if name not in referenced]
                 signatures = {f"{SIGNATURES}/{name}" for name in self.storage.names(SIGNATURES)}
                 signatures.discard(index_signature_path(self.read_index_bytes() or b""))
                 if removed or signatures:
-                    self._publish({}, index, [*map(blob_path, removed), *sorted(signatures)])
+                    paths = [*map(blob_path, removed), *sorted(signatures)]
+                    self._publish({}, index, paths, seen)
             return removed
 
         return retry_conflicts(remove_unreferenced)
@@ -303,53 +303,58 @@ class WritableZoo(Zoo):
 
     def _update_index(
         self,
-        change: Callable[[ZooIndex], dict[str, EntryListing]],
-        files: Mapping[str, bytes] | None = None,
-    ) -> None:
+        change: Callable[[ZooIndex], tuple[Entries, Result]],
+        files: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> Result:
         """Publishes the index with the listings that `change` makes of those that it has.
 
-        `change` is called again with the newer index if another publisher was faster.
+        `change` also returns the result. It is called again with the newer index if another
+        publisher was faster.
         """
 
-        def update() -> None:
+        def update() -> Result:
             # Two writers would lose one's listing; blobs need no lock, equal names are equal bytes.
-            with self.storage.exclusive():
+            with self.storage.exclusive() as seen:
                 index = self.read_index()
-                entries = dict(sorted(change(index).items()))
-                missing = {
-                    path: data for path, data in (files or {}).items() if not self._has(path, data)
-                }
-                if entries != index.entries:
-                    index = index.model_copy(
-                        update={"serial": index.serial + 1, "entries": entries}
-                    )
-                elif not missing and self.key is None:
-                    return
-                self._publish(missing, index, [])
+                listings, result = change(index)
+                entries = dict(sorted(listings.items()))
+                missing = {path: data for path, data in files.items() if not self._has(path, data)}
+                is_changed = entries != index.entries
+                if is_changed:
+                    changes = {"serial": index.serial + 1, "entries": entries}
+                    changed = index.model_copy(update=changes).to_bytes()
+                    wrong = f"{self.storage.address} is left as it is, its index would be wrong"
+                    index = ZooIndex.parse(changed, wrong=wrong, error=ZooError)
+                if is_changed or missing or self.key is not None:
+                    self._publish(missing, index, [], seen)
+            return result
 
-        retry_conflicts(update)
+        return retry_conflicts(update)
 
-    def _publish(self, files: Mapping[str, bytes], index: ZooIndex, removed: list[str]) -> None:
+    def _publish(
+        self, files: Mapping[str, bytes], index: ZooIndex, removed: list[str], seen: Any
+    ) -> None:
         paths, written = list(removed), dict(files)
         data, earlier = index.to_bytes(), self.read_index_bytes()
-        if earlier is not None and earlier != data:
-            signature = index_signature_path(earlier)
-            if self.storage.has(signature):
-                if self.key is None:
-                    raise ZooError(
-                        f"the index of {self.storage.address} is signed: give key=KEY.pem, the "
-                        "private key of its owner, or readers would refuse the changed one"
-                    )
-                paths.append(signature)
         if self.key is not None:
             written[index_signature_path(data)] = sign_index(data, key=self.key)
+        if earlier is not None and self.storage.has(signature := index_signature_path(earlier)):
+            if self.key is not None:
+                require_owner(self.storage, earlier, key=self.key)
+            elif earlier != data:
+                raise ZooError(
+                    f"the index of {self.storage.address} is signed: give key=KEY.pem, the "
+                    "private key of its owner, or readers would refuse the changed one"
+                )
+            if earlier != data:
+                paths.append(signature)
         if self.storage.has_front_page:
             cards = self._read_cards(files, index)
             figures = {figure_path(name): card.png for name, card in cards.items() if card.png}
             written |= {CARD: write_front_page(cards), **figures}
             shown = {f"{FIGURES}/{name}" for name in self.storage.names(FIGURES)}
             paths += sorted(shown - figures.keys())
-        self.storage.publish(written, index=(INDEX, data), removed=paths)
+        self.storage.publish(written, (INDEX, data), paths, seen)
 
     def _read_cards(self, added: Mapping[str, bytes], index: ZooIndex) -> dict[str, StoredCard]:
         """Returns the card of every entry's latest version; `added` blobs are not stored yet."""
@@ -383,6 +388,13 @@ class WritableZoo(Zoo):
                 if entry := self.open_readable(digest, name=name):
                     referenced |= {record.sha256 for record in entry.manifest.files.values()}
         return referenced
+
+
+def record_version(entry: ZooEntry) -> EntryVersion:
+    manifest, signature, signed = entry.manifest, entry.read_signature(), None
+    if signature is not None:
+        signed = FileRecord(sha256=hash_bytes(signature), size=len(signature))
+    return EntryVersion(created=manifest.created, size=manifest.size, signature=signed)
 
 
 def retry_conflicts(change: Callable[[], Result]) -> Result:

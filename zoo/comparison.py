@@ -9,6 +9,7 @@ from typing import Any
 
 from zoo.entry import ZooEntry
 from zoo.errors import MismatchError
+from zoo.manifest import is_number
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,6 @@ class MetricPair:
         if self.first is None:
             return False
         return self.second is None or self.first - self.second > tolerance
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def pair_figures(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> list[MetricPair]:

@@ -103,7 +103,7 @@ class PushConfig(ChangeConfig):
 @dataclass(frozen=True, kw_only=True)
 class RemoveConfig(ChangeConfig):
     name: str
-    """NAME for all its versions, NAME@ALIAS or NAME@DIGEST for one."""
+    """NAME for all its versions; NAME@latest, NAME@ALIAS or NAME@DIGEST for one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 from predictors.files import refuse_lfs_pointer
 from zoo.errors import DamagedError, ZooError
@@ -34,17 +34,14 @@ def check_digest(data: bytes, *, sha256: str, size: int | None, what: str) -> by
     """Returns the bytes if size and digest are as expected; raises DamagedError otherwise."""
     refuse_lfs_pointer(data, what, DamagedError)
     if size is not None and len(data) != size:
-        raise DamagedError(
-            f"{what} is damaged: got {len(data):,} bytes (or more), expected {size:,}. "
-            "Nothing of it was parsed; pull the entry again."
-        )
-    actual = hash_bytes(data)
-    if actual != sha256:
-        raise DamagedError(
-            f"{what} is damaged: got sha256 {actual[:12]}..., expected {sha256[:12]}.... "
-            "Nothing of it was parsed; pull the entry again."
-        )
-    return data
+        fault = f"got {len(data):,} bytes (or more), expected {size:,}"
+    elif (actual := hash_bytes(data)) != sha256:
+        fault = f"got sha256 {actual[:12]}..., expected {sha256[:12]}..."
+    else:
+        return data
+    raise DamagedError(
+        f"{what} is damaged: {fault}. Nothing of it was parsed; pull the entry again."
+    )
 
 
 def check_path(path: str) -> str:
@@ -56,6 +53,27 @@ def check_path(path: str) -> str:
             "hidden names or backslashes"
         )
     return path
+
+
+class HashingFile:
+    """A binary file that hashes what is written, so that its digest needs no second read."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self.size = 0
+        self.closed = False
+
+    def write(self, data: Any, /) -> int:
+        self._sha256.update(data)
+        self.size += memoryview(data).nbytes
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
 
 
 @contextmanager
@@ -82,7 +100,7 @@ def open_inside(folder: Path, path: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def read_inside(folder: Path, path: str, *, limit: int) -> bytes:
+def read_inside(folder: Path, path: str, limit: int) -> bytes:
     """Reads at most `limit` + 1 bytes, so that an appended byte shows; raises as `open_inside`."""
     with open_inside(folder, path) as file:
         return file.read(limit + 1)

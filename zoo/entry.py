@@ -20,6 +20,7 @@ from zoo.errors import DamagedError, ZooError
 from zoo.manifest import (
     FORMAT_VERSION,
     MAX_MANIFEST_BYTES,
+    MAX_NAME,
     NAME,
     EntryManifest,
     FileRecord,
@@ -140,8 +141,11 @@ def write_entry(
     and card. `training` is written to training.json, so that it can be repeated. An entry at
     `folder` is replaced; any other folder there is refused.
     """
-    if not NAME.fullmatch(name):
-        raise ZooError(f"the name {name!r} is not MODEL/PREDICTOR in lower case letters and digits")
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME:
+        raise ZooError(
+            f"the name {name!r} is not MODEL/PREDICTOR in lower case letters and digits, "
+            f"{MAX_NAME} characters at most"
+        )
     if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
         raise ZooError(f"{folder} exists and is not an entry; name another folder")
     draft = EntryManifest(
@@ -223,10 +227,7 @@ def open_entry(folder: Path | str) -> ZooEntry:
         exists = (folder / SIGNATURE).exists()
         return read_inside(folder, SIGNATURE, limit=MAX_SIGNATURE_BYTES) if exists else None
 
-    def fetch(path: str, limit: int) -> bytes:
-        return read_inside(folder, path, limit=limit)
-
-    return ZooEntry(manifest, str(folder), fetch, read_signature, folder)
+    return ZooEntry(manifest, str(folder), partial(read_inside, folder), read_signature, folder)
 
 
 def check_graph(data: bytes, *, what: str) -> GraphRecord:

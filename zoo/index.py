@@ -16,7 +16,7 @@ from predictors.files import require_plain_file
 from predictors.records import Sha256, StrictRecord
 from zoo.digest import HEX64
 from zoo.errors import ZooError
-from zoo.manifest import MAX_ENTRY_BYTES, NAME, FileRecord
+from zoo.manifest import MAX_ENTRY_BYTES, NAME, Created, EntryName, FileRecord
 
 INDEX = "index.json"
 BLOBS = "blobs/sha256"
@@ -28,7 +28,6 @@ PREFIX = re.compile(r"[0-9a-f]{8,64}")
 """A digest or the beginning of one."""
 ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 Alias = Annotated[str, Field(pattern=f"^{ALIAS.pattern}$")]
-EntryName = Annotated[str, Field(pattern=f"^{NAME.pattern}$", max_length=200)]
 MAX_SERIAL = 2**31 - 1
 """Bounds the serial of an index: each change adds one."""
 
@@ -42,7 +41,7 @@ class EntryReference:
 
 
 class EntryVersion(StrictRecord):
-    created: Annotated[str, Field(max_length=64)]
+    created: Created
     size: Annotated[int, Field(ge=0, le=MAX_ENTRY_BYTES)]
     signature: FileRecord | None = None
     """Made by `zoo sign`. It signs the entry's files, so it is not one of them."""
@@ -62,6 +61,11 @@ class EntryListing(StrictRecord):
             if digest not in self.versions:
                 raise ValueError(f"{name} is {digest[:12]}..., which is none of the versions")
         return self
+
+    def newest_first(self) -> list[str]:
+        """Returns the digests: the latest, then those of the others in the order of their age."""
+        made = {digest: version.created for digest, version in self.versions.items()}
+        return sorted(made, key=lambda one: (one == self.latest, made[one]), reverse=True)
 
 
 class ZooIndex(StrictRecord):

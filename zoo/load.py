@@ -6,7 +6,7 @@ as they arrive.
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 
 from predictors.base import Predictor
 from predictors.errors import unknown
-from predictors.files import find_cache_folder, write_atomic
+from predictors.files import find_cache_folder
 from predictors.metrics import CardAccuracy
 from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
 from predictors.table import escape_controls
 from zoo.catalog import WritableZoo, Zoo
 from zoo.comparison import layer_figures
+from zoo.digest import HEX64
 from zoo.entry import SIGNATURE, ZooEntry, open_entry
 from zoo.errors import DamagedError, MismatchError, ZooError
 from zoo.index import EntryReference, ZooIndex, blob_path, is_alias, parse_reference
@@ -60,11 +61,11 @@ def list_names() -> set[str]:
 def find_name(
     predictor: str, identity: Mapping[str, str], *, model: str, spec: ModelSpec | None = None
 ) -> str | None:
-    """Finds the local entry of this kind for a model: its name, or None.
+    """Finds the local entry of this kind for a model: NAME, NAME@DIGEST or None.
 
-    An entry that was made for the model comes first, whatever its name says of the model; then one
-    of a model that it is a quantisation of; then one that only has the model's name, so that
-    loading it explains the difference. An entry that cannot be read is left out with a warning.
+    A version that was made for the model comes first, whatever its name says of the model; then one
+    of a model that it is a quantisation of; then an entry that only has the model's name, so that
+    loading it explains the difference. What cannot be read is left out with a warning.
 
     Args:
         predictor: kind of the predictor, the second part of the entry's name.
@@ -73,24 +74,29 @@ def find_name(
         spec: the whole model; None looks for entries of exactly this model.
     """
     own = name_entry(model, predictor)
-    named, matching, serving = False, [], []
+    named: set[str] = set()
+    matching: list[str] = []
+    serving: list[str] = []
     for zoo in local_zoos():
-        index = read_local_index(zoo)
-        for name, listing in index.entries.items():
+        entries = read_local_index(zoo).entries
+        for name, listing in entries.items():
             if name.rpartition("/")[2] != predictor:
                 continue
-            named = named or name == own
-            entry = zoo.open_readable(listing.latest, name=name)
-            if entry is None:
-                continue
-            if entry.manifest.spec.identity == identity:
-                matching.append(name)
-            elif spec is not None and entry.manifest.spec.serves(spec):
-                serving.append(name)
-    matching = matching or serving
-    if own in matching or (named and not matching):
-        return own
-    return matching[0] if matching else None
+            for digest in listing.newest_first():
+                entry = zoo.open_readable(digest, name=name)
+                if entry is None:
+                    continue
+                # What the bare name means is its latest version in the first zoo that has it.
+                is_latest = digest == listing.latest and name not in named
+                found = name if is_latest else f"{name}@{digest[:12]}"
+                if entry.manifest.spec.identity == identity:
+                    matching.append(found)
+                elif spec is not None and entry.manifest.spec.serves(spec):
+                    serving.append(found)
+        named |= entries.keys()
+    if fitting := matching or serving:
+        return min(fitting, key=lambda one: one.partition("@")[0] != own)  # of equals, the first
+    return own if own in named else None
 
 
 def find_entry(reference: str | Path) -> ZooEntry:
@@ -170,7 +176,7 @@ def find_by_address(address: str) -> ZooEntry:
         names = zoo.read_index(required=True).entries
         raise ZooError(f"{where} is a zoo; write {where}#NAME: {', '.join([*names][:8])}")
     reference = parse_reference(name)
-    if len(reference.version) == 64:
+    if HEX64.fullmatch(reference.version):
         cached = Zoo(cache_storage())
         index = read_local_index(cached)
         if index.has(reference):
@@ -251,72 +257,89 @@ PARALLEL = 8
 """Downloads at a time: a zoo's files are small, and most of the time is the server's latency."""
 
 
-def has_blob(cache: FolderStorage, digest: str) -> bool:
-    """Whether the blob is there, every byte of it intact."""
-    try:
-        return cache.sha256(blob_path(digest)) == digest
-    except (FileNotFoundError, NotADirectoryError, ZooError):
-        return False
-
-
 def pull_reference(
     source: Zoo,
     reference: EntryReference,
     index: ZooIndex | None = None,
     *,
-    require_signature: Path | None = None,
     keeps_names: bool = False,
 ) -> ZooEntry:
-    """Returns an entry from the cache, after what is missing of it was downloaded.
+    """Pulls one version, as `pull_references`; `index` is the source's, if it was read before."""
+    if index is None:
+        index = source.read_index(required=True, key=required_key())
+    (entry,) = pull_references([(source, reference)], {source: index}, keeps_names=keeps_names)
+    return entry
 
-    Of several processes, one pulls at a time. The cache lists the complete entry, an alias too.
+
+def pull_references(
+    chosen: Iterable[tuple[Zoo, EntryReference]],
+    indexes: Mapping[Zoo, ZooIndex],
+    *,
+    require_signature: Path | None = None,
+    keeps_names: bool = False,
+) -> list[ZooEntry]:
+    """Returns entries from the cache, after what is missing of them was downloaded.
+
+    Of several processes, one pulls at a time. The cache lists all of them in one step, with the
+    aliases that name them: if one cannot be pulled, none.
 
     Args:
-        source: the zoo to pull from.
-        reference: the version.
-        index: the source's, if it was read before.
-        require_signature: public key with which the entry must be signed; by default that of
+        chosen: versions, each with the zoo to pull it from. Of two of an entry, the later one
+            becomes the latest.
+        indexes: the zoos' indexes.
+        require_signature: public key with which the entries must be signed; by default that of
             MOECAST_REQUIRE_SIGNATURE, except for the built-in zoo, which came with the package.
-        keeps_names: the entry's latest version in the cache, and its aliases there, stay: to use a
+        keeps_names: an entry's latest version in the cache, and its aliases there, stay: to use a
             version once does not decide which one a name means.
     """
-    key = require_signature or required_key()
-    if index is None:
-        index = source.read_index(required=True, key=key)
-    name, digest, cache = reference.name, index.resolve(reference), cache_storage()
-    version, zoo = index.entries[name].versions[digest], WritableZoo(cache)
-    if not has_blob(cache, digest):
+    aliases: dict[tuple[Zoo, EntryReference], list[str]] = {}
+    for source, named in chosen:
+        version = EntryReference(named.name, indexes[source].resolve(named))
+        given = aliases.setdefault((source, version), [])
+        if is_alias(named.version):
+            given.append(named.version)
+    cache, required = cache_storage(), required_key()
+    with cache.changing_blobs():
+        WritableZoo(cache).read_index()  # one that cannot be changed is found out first
+        pulled = []
+        for (source, version), given in aliases.items():
+            is_trusted = source.storage == builtin_storage()
+            key = require_signature or (None if is_trusted else required)
+            pulled.append((download(source, version, indexes[source], cache, key=key), given))
+        WritableZoo(cache).register(pulled, keeps_names=keeps_names)
+    return [entry for entry, _ in pulled]
+
+
+def download(
+    source: Zoo, version: EntryReference, index: ZooIndex, cache: FolderStorage, *, key: Path | None
+) -> ZooEntry:
+    """Writes the blobs of a version that the cache lacks; returns the entry, checked."""
+    name, digest = version.name, version.version
+    listed, zoo = index.entries[name].versions[digest], Zoo(cache)
+    is_known = cache.has_bytes(blob_path(digest), digest)
+    if not is_known:
         address = escape_controls(source.storage.address)
         sys.stderr.write(f"pulling {name}@{digest[:12]} from {address}\n")
-    with cache.changing_blobs():
-        zoo.read_index()  # one that cannot be changed is found out first
-        added = {}
-        if not has_blob(cache, digest):
-            data = source.open_digest(digest, name=name).manifest.to_bytes()
-            added[blob_path(digest)] = data
-        entry = zoo.open_digest(digest, name=name, version=version, added=added)
-        blobs = {record.sha256: (record, path) for path, record in entry.manifest.files.items()}
-        if version.signature is not None:
-            blobs[version.signature.sha256] = (version.signature, SIGNATURE)
-        missing = [blob for sha256, blob in blobs.items() if not has_blob(cache, sha256)]
-        needed = sum(record.size for record, _ in missing)
-        advice = "Free some, or set MOECAST_CACHE to a folder on another disk"
-        cache.require_space(needed, name, advice=advice)
-        for path, data in added.items():
-            write_atomic(cache.folder / path, data)
+    manifest = (zoo if is_known else source).open_digest(digest, name=name).manifest
+    blobs = {record.sha256: (record, path) for path, record in manifest.files.items()}
+    if listed.signature is not None:
+        blobs[listed.signature.sha256] = (listed.signature, SIGNATURE)
+    missing = [blob for one, blob in blobs.items() if not cache.has_bytes(blob_path(one), one)]
+    needed = sum(record.size for record, _ in missing)
+    advice = "Free some, or set MOECAST_CACHE to a folder on another disk"
+    cache.require_space(needed, name, advice=advice)
+    if not is_known:
+        cache.write(blob_path(digest), manifest.to_bytes())
 
-        def fetch(record: FileRecord, path: str) -> None:
-            blob, what = blob_path(record.sha256), f"{path} of {name}"
-            cache.fetch(source.storage, blob, record.sha256, record.size, what=what)
+    def fetch(record: FileRecord, path: str) -> None:
+        blob, what = blob_path(record.sha256), f"{path} of {name}"
+        cache.fetch(source.storage, blob, record.sha256, record.size, what=what)
 
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            # The first failure cancels those that have not begun.
-            list(pool.map(lambda blob: fetch(*blob), missing))
-        entry.verify()  # also the graphs
-        if key is not None and (require_signature or source.storage != builtin_storage()):
-            check_signature(entry, key=key)
-        alias = reference.version if is_alias(reference.version) else None
-        zoo.register(
-            entry.manifest, signature=entry.read_signature(), alias=alias, keeps_names=keeps_names
-        )
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        # The first failure cancels those that have not begun.
+        list(pool.map(lambda blob: fetch(*blob), missing))
+    entry = zoo.open_digest(digest, name=name, version=listed)
+    entry.verify()  # also the graphs
+    if key is not None:
+        check_signature(entry, key=key)
     return entry

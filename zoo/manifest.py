@@ -14,6 +14,10 @@ from zoo.errors import DamagedError, ZooError
 
 FORMAT_VERSION: Final = 1
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*")
+MAX_NAME = 200
+EntryName = Annotated[str, Field(pattern=f"^{NAME.pattern}$", max_length=MAX_NAME)]
+Created = Annotated[str, Field(max_length=64)]
+"""UTC, ISO 8601."""
 SUFFIXES = (".onnx", ".safetensors", ".json", ".md", ".png")
 """Formats that an entry may contain: their parsers run no code. Pickle is none of them."""
 
@@ -28,10 +32,14 @@ MAX_FILES = 10_000
 Scalar = float | int | str | bool | None
 
 
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def name_entry(model: str, predictor: str) -> str:
     """Returns the name of an entry, such as `qwen3-30b-a3b/residual` for `Qwen3-30B-A3B`."""
     stem = re.sub(r"[^a-z0-9._-]+", "-", model.lower()).lstrip("._-")
-    return f"{stem or 'model'}/{predictor}"
+    return f"{stem[: MAX_NAME - 1 - len(predictor)] or 'model'}/{predictor}"
 
 
 class GraphRecord(StrictRecord):
@@ -52,7 +60,7 @@ class EntryManifest(StrictRecord):
     """The content of `manifest.json`; its sha256 is the entry's digest and so names every byte."""
 
     format_version: Literal[1]
-    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+    name: EntryName
     """MODEL/PREDICTOR, for example `qwen2-moe-tiny/stride`."""
     kind: str
     """A kind of `predictors.registry`."""
@@ -70,8 +78,7 @@ class EntryManifest(StrictRecord):
     parity: dict[str, Scalar]
     """Export against torch: number of tokens, share with the same top-k set, largest difference."""
     code_version: str
-    created: str
-    """UTC, ISO 8601."""
+    created: Created
     files: dict[str, FileRecord]
 
     @field_validator("files")

@@ -105,6 +105,22 @@ def check_index_signature(storage: Storage, data: bytes, *, key: Path) -> None:
         _verify(Path(temporary), key=key, what=what)
 
 
+def require_owner(storage: Storage, data: bytes, *, key: Path) -> None:
+    """Checks that `data`, the storage's index, is signed with this usable private key."""
+    from OpenSSL import crypto
+
+    private = crypto.load_privatekey(crypto.FILETYPE_PEM, key.read_bytes())
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(crypto.dump_publickey(crypto.FILETYPE_PEM, private))
+        try:
+            check_index_signature(storage, data, key=Path(file.name))
+        except SignatureError as error:
+            raise SignatureError(
+                f"the index of {storage.address} is not signed with key={key}: give its owner's "
+                f"private key; its owner takes another by removing {index_signature_path(data)}"
+            ) from error
+
+
 def index_signature_path(data: bytes) -> str:
     """Returns the path of the signature of the index with these bytes."""
     return f"{SIGNATURES}/{hash_bytes(data)}.json"

@@ -1,13 +1,12 @@
 """launcher=ray: a pool of Ray actors, on this machine or on the cluster `launcher.ray_address`."""
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from collect.config import LauncherConfig
 from collect.errors import ClusterLostError, LaunchError
-from collect.launch.processes import UnitWorker, WorkerGroup
+from collect.launch.processes import Say, UnitResult, UnitWorker, WorkerGroup
 from runtime.serving import ray_cluster
 
 PENDING_SECONDS = 20.0
@@ -57,13 +56,13 @@ class RayEngine(WorkerGroup):
     """
 
     logs = "Ray's session folder"
+    poll_seconds = ray_cluster.HEAD_POLL_SECONDS
 
-    def __init__(self, config: LauncherConfig, worker: UnitWorker, say: Callable[[str], object]):
+    def __init__(self, config: LauncherConfig, worker: UnitWorker, say: Say):
         self._owns_ray = join_ray(config)
         import ray
 
         self._ray = ray
-        self._say = say
         self._watch = ray_cluster.HeadWatch(config.ray_address)
         self._needs = {"CPU": config.cpus} | ({"GPU": config.gpus} if config.gpus else {})
         self._idle_since: float | None = time.monotonic()
@@ -74,22 +73,22 @@ class RayEngine(WorkerGroup):
                 f"launcher=ray: each worker needs {ray_cluster.describe_resources(self._needs)}; "
                 "this machine has fewer. Join a cluster with launcher.ray_address, or ask for fewer"
             )
-        actor = ray.remote(UnitWorker).options(
+        self._actor = ray.remote(UnitWorker).options(
             num_cpus=config.cpus,
             num_gpus=config.gpus,
             runtime_env={"env_vars": {"OMP_NUM_THREADS": str(worker.threads)}},
         )
-        arguments = worker.entry, worker.arguments, worker.threads
-        super().__init__(
-            lambda _: RayProcess(actor.remote(*arguments)),
-            config.workers,
-            # An exception of the work itself is no death.
-            lambda error: (
-                isinstance(error, ray.exceptions.RayError)
-                and not isinstance(error, ray.exceptions.RayTaskError)
-            ),
-            poll_seconds=ray_cluster.HEAD_POLL_SECONDS,
-        )
+        self._arguments = worker.entry, worker.arguments, worker.threads
+        super().__init__(config, say)
+
+    def start(self, number: int) -> "RayProcess":  # noqa: ARG002
+        return RayProcess(self._actor.remote(*self._arguments))
+
+    def has_died(self, error: BaseException | None) -> bool:
+        from ray.exceptions import RayError, RayTaskError
+
+        # An exception of the work itself is no death.
+        return isinstance(error, RayError) and not isinstance(error, RayTaskError)
 
     def on_poll(self) -> None:
         """Raises LaunchError if the head is lost; says once what workers wait for that wait."""
@@ -100,7 +99,7 @@ class RayEngine(WorkerGroup):
         # Without its head, Ray ends this process when it is asked for the nodes.
         check_head(self._watch, at_once=True)
         if not any(worker.created.done() for worker in self.workers.values()):
-            self._say(
+            self.say(
                 "no worker has started yet: each needs "
                 f"{ray_cluster.describe_resources(self._needs)}; the cluster's nodes have "
                 f"{ray_cluster.describe_nodes()}"
@@ -125,7 +124,7 @@ class RayProcess:
         """Ends when it has a process."""
         self.opened = actor.open.remote().future()
 
-    def submit(self, unit: str) -> Future[str]:
+    def submit(self, unit: str) -> Future[UnitResult]:
         return self._actor.run.remote(unit).future()
 
     def close(self) -> None:

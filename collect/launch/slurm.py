@@ -7,15 +7,17 @@ states would need the end of a job, and Slurm's accounting: the states come from
 clusters keep no accounting.
 """
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 
 from collect.config import LauncherConfig
 from collect.errors import LaunchError
-from collect.launch.processes import UnitResult, UnitWorker
+from collect.launch.processes import Say, UnitResult, UnitWorker, WorkerPool
 from predictors.files import write_atomic
 
 POLL_SECONDS = 0.5
@@ -73,7 +75,7 @@ def do_share(worker: UnitWorker, units: Sequence[str], folder: str) -> None:
         if is_stopping:
             return
         log(f"{unit}: begins")
-        write_atomic(path, worker.run(unit).encode())
+        write_atomic(path, json.dumps(asdict(worker.run(unit))).encode())
         log(f"{unit}: ended")
 
 
@@ -82,25 +84,18 @@ def log(line: str) -> None:
     os.write(sys.stdout.fileno(), f"moecast: {line}\n".encode())
 
 
-class SlurmEngine:
+class SlurmEngine(WorkerPool):
     """Arrays of at most `launcher.workers` jobs; their logs are in FOLDER/jobs."""
 
     def __init__(
-        self,
-        config: LauncherConfig,
-        worker: UnitWorker,
-        folder: Path,
-        *,
-        name: str,
-        say: Callable[[str], object],
+        self, config: LauncherConfig, worker: UnitWorker, folder: Path, say: Say, *, name: str
     ):
+        super().__init__(config, say)
         if find_spec("submitit") is None:
             raise LaunchError("launcher=slurm needs submitit: pip install 'moecast[slurm]'")
         import submitit
 
-        self._num_jobs = config.workers
         self._worker = worker
-        self._say = say
         self._folder = folder.resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
         self.logs = str(self._folder / "jobs")
@@ -128,42 +123,42 @@ class SlurmEngine:
                 "it on one machine with launcher.cluster=local"
             ) from error
 
-    def run(self, units: Sequence[str]) -> Iterator[UnitResult]:
-        num_jobs = min(self._num_jobs, len(units))
+    def attempt(self, units: Sequence[str]) -> Iterator[UnitResult]:
+        num_jobs = min(self.config.workers, len(units))
         bounds = [len(units) * number // num_jobs for number in range(num_jobs + 1)]
         shares = [units[first:last] for first, last in pairwise(bounds)]
         folders = [tempfile.mkdtemp(prefix="results-", dir=self._folder) for _ in shares]
         self._jobs = self._submit(shares, folders)
         if self._executor.cluster == "slurm":
             job_ids = [job.job_id for job in self._jobs]
-            self._states = SlurmStates(job_ids, self._say)
-            self._say(
+            self._states = SlurmStates(job_ids, self.say)
+            self.say(
                 f"Slurm {job_ids[0].partition('_')[0]}: {len(job_ids)} "
                 f"job{'s' * (len(job_ids) > 1)} named {self._name}; logs: {self.logs}"
             )
-        running = dict(zip(self._jobs, zip(shares, folders, strict=True), strict=True))
-        num_done = dict.fromkeys(self._jobs, 0)
-        while running:
+        left = {
+            job: deque((unit, Path(folder, str(number))) for number, unit in enumerate(share))
+            for job, share, folder in zip(self._jobs, shares, folders, strict=True)
+        }
+        while left:
             # Asked before the files are read: what a job wrote, it wrote before it ended.
             ended = self._read_ended()
-            for job, (share, folder) in list(running.items()):
-                has_returned = is_over(job)
-                while num_done[job] < len(share):
-                    path = Path(folder, str(num_done[job]))
-                    if not path.exists():
-                        break
-                    num_done[job] += 1
-                    result = UnitResult.from_json(path.read_text())
-                    yield result.at(f"job {job.job_id}, log: {job.paths.stderr}")
+            for job, waiting in list(left.items()):
+                has_returned, log_file = is_over(job), f"log: {job.paths.stderr}"
+                while waiting and waiting[0][1].exists():
+                    _, path = waiting.popleft()
+                    result = UnitResult(**json.loads(path.read_text()))
+                    if result.error and not result.is_fatal:
+                        error = f"{result.error} (job {job.job_id}, {log_file})"
+                        result = replace(result, error=error)
+                    yield result
                 if job.job_id in ended or has_returned:
-                    del running[job]
+                    del left[job]
                     # One that returned before its share was done has stopped in time.
-                    if num_done[job] < len(share) and not has_returned:
-                        error = f"its job {job.job_id} ended ({ended[job.job_id]})"
-                        yield UnitResult(
-                            unit=share[num_done[job]], error=f"{error}, log: {job.paths.stderr}"
-                        )
-            if running:
+                    if waiting and not has_returned:
+                        error = f"its job {job.job_id} ended ({ended[job.job_id]}), {log_file}"
+                        yield UnitResult(unit=waiting[0][0], error=error)
+            if left:
                 time.sleep(POLL_SECONDS)
         self._jobs = []
 
@@ -202,7 +197,7 @@ class SlurmEngine:
                         "launcher.options= say what they ask for"
                     ) from error
                 if not has_said:
-                    self._say(f"waiting for Slurm's controller: {said}")
+                    self.say(f"waiting for Slurm's controller: {said}")
                 has_said = True
                 time.sleep(CONTROLLER_PAUSE_SECONDS)
 
@@ -212,35 +207,10 @@ def is_over(job: Any) -> bool:
     return job.paths.result_pickle.exists()
 
 
-@dataclass(frozen=True)
-class SlurmJobState:
-    """A line of squeue."""
-
-    job_id: str
-    state: str
-    """Slurm's word, such as RUNNING."""
-    exit_code: str
-    node: str
-    reason: str
-
-    @classmethod
-    def parse(cls, line: str) -> "SlurmJobState":
-        job_id, state, exit_code, node, reason = map(str.strip, line.split("|")[: len(FIELDS)])
-        if exit_code.isdigit():
-            # Older versions print the status as wait(2) returns it.
-            status = int(exit_code)
-            exit_code = f"{status >> 8}:{status & 127}"
-        return cls(job_id, state, exit_code, node, reason)
-
-    def describe(self) -> str:
-        where = f" on {self.node}" if self.node else ""
-        return f"{self.state}, exit code {self.exit_code}{where}"
-
-
 class SlurmStates:
     """Asks squeue at growing intervals; while the controller does not answer, nothing changes."""
 
-    def __init__(self, job_ids: Sequence[str], say: Callable[[str], object]):
+    def __init__(self, job_ids: Sequence[str], say: Say):
         self._job_ids = list(job_ids)
         self._array = job_ids[0].partition("_")[0]
         self._say = say
@@ -278,26 +248,31 @@ class SlurmStates:
             self._is_silent = True
             return
         self._is_silent = False
-        states = {}
+        found = {}
         for line in [] if is_forgotten else done.stdout.splitlines():
-            state = SlurmJobState.parse(line)
-            states[state.job_id] = state
+            job_id, *fields = map(str.strip, line.split("|")[: len(FIELDS)])
+            found[job_id] = fields
         for job_id in self._job_ids:
-            found = states.get(job_id)
-            if found is None:
+            if job_id not in found:
                 self._ended.setdefault(job_id, "Slurm no longer knows how")
-            elif found.state in ENDED:
-                self._ended[job_id] = found.describe()
-            elif found.state == "PENDING":
-                self._report(found)
+                continue
+            state, exit_code, node, reason = found[job_id]
+            if state in ENDED:
+                self._ended[job_id] = describe_end(state, exit_code, node)
+            elif state == "PENDING" and reason not in USUAL_REASONS | self._reasons:
+                self._reasons.add(reason)
+                self._say(
+                    f"Slurm job {job_id} waits: {reason}; scontrol show job {job_id} says more"
+                )
 
-    def _report(self, waiting: SlurmJobState) -> None:
-        if waiting.reason not in USUAL_REASONS | self._reasons:
-            self._reasons.add(waiting.reason)
-            self._say(
-                f"Slurm job {waiting.job_id} waits: {waiting.reason}; scontrol show job "
-                f"{waiting.job_id} says more"
-            )
+
+def describe_end(state: str, exit_code: str, node: str) -> str:
+    """Returns how a job ended; `state` is Slurm's word, such as FAILED."""
+    if exit_code.isdigit():
+        # Older versions print the status as wait(2) returns it.
+        status = int(exit_code)
+        exit_code = f"{status >> 8}:{status & 127}"
+    return f"{state}, exit code {exit_code}{f' on {node}' if node else ''}"
 
 
 def run_slurm(*command: str) -> subprocess.CompletedProcess[str]:

@@ -122,50 +122,46 @@ def check_signals(
     for signal in plan.signals:
         for layer in range(plan.spec.num_layers):
             values = arrays[column_name(signal, layer)]
-            fault = (
-                _first_bad_experts(values, plan.spec.num_experts)
-                if signal is TraceSignal.EXPERTS
-                else _first_infinite(values)
-            )
-            if fault is not None:
-                row, what = fault
-                raise TraceError(
-                    f"{path}, row {first_row + row} (request {arrays['request'][row]}, position "
-                    f"{arrays['position'][row]}), layer {layer}: {signal} {what}. {AGAIN}"
+            step = max(1, BLOCK_ELEMENTS // values.shape[1])
+            for first in range(0, len(values), step):
+                block = values[first : first + step]
+                fault = (
+                    _find_bad_experts(block, plan.spec.num_experts)
+                    if signal is TraceSignal.EXPERTS
+                    else _find_infinite(block)
                 )
+                if fault is not None:
+                    row, what = first + fault[0], fault[1]
+                    raise TraceError(
+                        f"{path}, row {first_row + row} (request {arrays['request'][row]}, "
+                        f"position {arrays['position'][row]}), layer {layer}: {signal} {what}. "
+                        f"{AGAIN}"
+                    )
 
 
-def _first_bad_experts(ids_NK: NDArray[np.int16], num_experts: int) -> tuple[int, str] | None:
+def _find_bad_experts(ids_NK: NDArray[np.int16], num_experts: int) -> tuple[int, str] | None:
     """Returns the first row with an impossible or repeated id, and what is wrong with it."""
-    num_rows, top_k = ids_NK.shape
-    step = max(1, BLOCK_ELEMENTS // top_k)
-    for first in range(0, num_rows, step):
-        block_NK = ids_NK[first : first + step]
-        if block_NK.min() < 0 or block_NK.max() > num_experts:
-            row = int(np.argmax(((block_NK < 0) | (block_NK > num_experts)).any(axis=1)))
-            bad = [int(e) for e in block_NK[row] if not 0 <= e <= num_experts]
-            return first + row, f"has {bad[0]}; ids run from 0 to {num_experts - 1}"
-        # A column for each choice: comparing whole columns is far faster than sorting rows.
-        choices_KN = np.ascontiguousarray(block_NK.T)
-        for shift in range(1, top_k):
-            later_KN = choices_KN[shift:]
-            same_KN = (later_KN == choices_KN[:-shift]) & (later_KN < num_experts)
-            if same_KN.any():
-                row = int(np.argmax(same_KN.any(axis=0)))
-                return first + row, f"has an id twice: {block_NK[row].tolist()}"
+    if ids_NK.min() < 0 or ids_NK.max() > num_experts:
+        row = int(np.argmax(((ids_NK < 0) | (ids_NK > num_experts)).any(axis=1)))
+        bad = [int(e) for e in ids_NK[row] if not 0 <= e <= num_experts]
+        return row, f"has {bad[0]}; ids run from 0 to {num_experts - 1}"
+    # A column for each choice: comparing whole columns is far faster than sorting rows.
+    choices_KN = np.ascontiguousarray(ids_NK.T)
+    for shift in range(1, len(choices_KN)):
+        later_KN = choices_KN[shift:]
+        same_KN = (later_KN == choices_KN[:-shift]) & (later_KN < num_experts)
+        if same_KN.any():
+            row = int(np.argmax(same_KN.any(axis=0)))
+            return row, f"has an id twice: {ids_NK[row].tolist()}"
     return None
 
 
-def _first_infinite(values: NDArray[np.float16]) -> tuple[int, str] | None:
+def _find_infinite(block: NDArray[np.float16]) -> tuple[int, str] | None:
     """Returns the first row with infinity or NaN, and what is wrong with it."""
-    step = max(1, BLOCK_ELEMENTS // values.shape[1])
-    for first in range(0, len(values), step):
-        block = values[first : first + step]
-        if not is_finite(block):
-            row = int(np.argmin(np.isfinite(block).all(axis=1)))
-            bad = block[row][~np.isfinite(block[row])][0]
-            return first + row, f"has {bad}, which is not finite"
-    return None
+    if is_finite(block):
+        return None
+    row = int(np.argmin(np.isfinite(block).all(axis=1)))
+    return row, f"has {block[row][~np.isfinite(block[row])][0]}, which is not finite"
 
 
 def is_finite(half: NDArray[np.float16]) -> bool:

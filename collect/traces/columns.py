@@ -1,6 +1,5 @@
 """Shards as arrow streams, which `datasets` memory-maps, and columns over all shards as arrays."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,32 +11,12 @@ from numpy.typing import NDArray
 
 from collect.errors import TraceError
 from collect.traces.manifest import TraceManifest
+from zoo.digest import HashingFile
 
 DATASET_INFO = "dataset_info.json"
 STATE = "state.json"
 
 Columns = Mapping[str, tuple[np.dtype, int]]
-
-
-class HashingFile:
-    """A binary file that hashes what is written, so that its digest needs no second read."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-        self._sha256 = hashlib.sha256()
-        self.size = 0
-        self.closed = False
-
-    def write(self, data: Any, /) -> int:
-        self._sha256.update(data)
-        self.size += memoryview(data).nbytes
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def hexdigest(self) -> str:
-        return self._sha256.hexdigest()
 
 
 def schema(columns: Columns) -> pa.Schema:
@@ -129,7 +108,6 @@ class Column:
         self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
         self.dtype = chunks[0].dtype
         self.shape: tuple[int, ...] = (int(self._starts[-1]), *chunks[0].shape[1:])
-        self.ndim = len(self.shape)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -11,6 +12,7 @@ from pydantic import Field, JsonValue
 from collect.errors import TraceError
 from collect.traces.layout import Split, TraceSignal
 from predictors.files import refuse_lfs_pointer
+from predictors.origin import package_version
 from predictors.records import Count, ModelRecord, Sha256, StrictRecord
 from predictors.spec import ModelSpec
 from zoo.storage import open_storage
@@ -118,8 +120,21 @@ def hash_value(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def make_manifest(**fields: Any) -> TraceManifest:
-    draft = TraceManifest(**fields, digest="0" * 64)
+def make_manifest(
+    plan: TracePlan,
+    shards: Iterable[ShardRecord],
+    *,
+    extra: Iterable[TraceFile] = (),
+    complete: bool = False,
+) -> TraceManifest:
+    draft = TraceManifest(
+        plan=plan,
+        tool_version=package_version("moecast") or "source",
+        complete=complete,
+        shards=tuple(shards),
+        extra=tuple(extra),
+        digest="0" * 64,
+    )
     return draft.model_copy(update={"digest": _own_digest(draft)})
 
 
@@ -130,7 +145,7 @@ def _own_digest(manifest: TraceManifest) -> str:
 def has_manifest(where: str | Path | Storage) -> bool:
     """Returns True if there is a trace, finished or not."""
     try:
-        with open_trace_storage(where).stream(MANIFEST):
+        with open_storage(where).stream(MANIFEST):
             return True
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -138,7 +153,7 @@ def has_manifest(where: str | Path | Storage) -> bool:
 
 def read_manifest(where: str | Path | Storage) -> TraceManifest:
     """Returns the manifest; raises TraceError if it is missing, damaged, or no manifest."""
-    storage = open_trace_storage(where)
+    storage = open_storage(where)
     path = f"{storage.address}/{MANIFEST}"
     try:
         data = storage.read(MANIFEST)
@@ -164,18 +179,13 @@ def read_manifest(where: str | Path | Storage) -> TraceManifest:
     return manifest
 
 
-def open_trace_storage(where: str | Path | Storage) -> Storage:
-    """Returns the storage that a user named; a storage is returned as it is."""
-    return open_storage(where) if isinstance(where, str | Path) else where
-
-
 def open_writable_storage(where: str | Path | Storage) -> FileStorage:
     """Returns the storage that a trace is written to.
 
     Raises:
         TraceError: the storage is read-only, or has no operations on single files.
     """
-    storage = open_trace_storage(where)
+    storage = open_storage(where)
     if not isinstance(storage, FileStorage):
         raise TraceError(
             f"a trace cannot be written to {storage.address}; name a folder or s3://BUCKET/PATH"

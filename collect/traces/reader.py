@@ -3,9 +3,9 @@
 Shape suffixes: N rows, T tokens of a step, D hidden size, E experts, K top_k.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from collect.traces.manifest import (
     TraceFile,
     TraceManifest,
     TraceRequest,
-    open_trace_storage,
     read_manifest,
 )
 from predictors.base import Floats, Ints
@@ -30,6 +29,7 @@ from predictors.errors import unknown
 from predictors.files import CACHE, LFS_POINTER, cache_folder, refuse_lfs_pointer
 from predictors.records import explain_validation_error
 from predictors.spec import ModelSpec
+from zoo.storage import open_storage
 from zoo.storage.base import FileStorage, Storage
 from zoo.storage.folder import FolderStorage
 
@@ -40,20 +40,18 @@ AGAIN = "run the same `moecast collect` again: it records what is missing"
 
 def check_file(storage: FileStorage, record: TraceFile, *, verify: bool = True) -> None:
     """Raises TraceError if the file differs from its record."""
-    size = storage.size(record.name)
+    path, size = f"{storage.address}/{record.name}", storage.size(record.name)
     if size is None:
-        raise TraceError(f"{storage.address}/{record.name} is missing: {AGAIN}")
+        raise TraceError(f"{path} is missing: {AGAIN}")
     if size != record.size:
-        where = f"{storage.address}/{record.name}"
-        refuse_lfs_pointer(storage.read(record.name, limit=len(LFS_POINTER)), where, TraceError)
-    digest = storage.sha256(record.name) if verify and size == record.size else record.sha256
-    if (size, digest) == (record.size, record.sha256):
-        return
-    expected, got = (f"{count:,} bytes" for count in (record.size, size))
-    if size == record.size:
+        refuse_lfs_pointer(storage.read(record.name, limit=len(LFS_POINTER)), path, TraceError)
+        expected, got = (f"{count:,} bytes" for count in (record.size, size))
+    elif verify and (digest := storage.sha256(record.name)) != record.sha256:
         expected, got = (f"sha256 {one[:12]}..." for one in (record.sha256, digest))
+    else:
+        return
     raise TraceError(
-        f"{storage.address}/{record.name} is damaged: expected {expected}, got {got}. "
+        f"{path} is damaged: expected {expected}, got {got}. "
         f"Nothing of it was read. Delete it and {AGAIN}"
     )
 
@@ -79,8 +77,9 @@ class TraceStep:
     trace: "Trace"
     rows: Any
     """A slice, for rows of one request, or an array of any rows."""
-    columns: "RequestColumns | None" = None
-    """Keeps what the steps of a request read, of which the rows are slices."""
+    columns: Callable[[TraceSignal, int], NDArray] | None = None
+    """Columns of the request from `first` on: looked up once and not for each token."""
+    first: int = 0
 
     @property
     def tokens_T(self) -> Ints:
@@ -121,51 +120,31 @@ class TraceStep:
     def _read(self, signal: TraceSignal, layer: int) -> NDArray:
         if self.columns is None:
             return self.trace.column(signal, layer)[self.rows]
-        return self.columns.read(signal, layer, self.rows)
+        rows = slice(self.rows.start - self.first, self.rows.stop - self.first)
+        return self.columns(signal, layer)[rows]
 
 
-class RequestColumns:
-    """The rows of a request; each column is looked up once and not for each token."""
-
-    def __init__(self, trace: "Trace", first: int, last: int):
-        self._trace = trace
-        self._first = first
-        self._last = last
-        self._values: dict[tuple[TraceSignal, int], NDArray] = {}
-
-    def read(self, signal: TraceSignal, layer: int, rows: slice) -> NDArray:
-        values = self._values.get((signal, layer))
-        if values is None:
-            values = self._trace.column(signal, layer)[self._first : self._last]
-            self._values[signal, layer] = values
-        return values[rows.start - self._first : rows.stop - self._first]
+def per_token(name: str) -> "cached_property[NDArray]":
+    """Returns a property of `Trace`, a per-token column, which is read when it is first used."""
+    return cached_property(lambda trace: trace._column(name)[:])
 
 
+@dataclass(eq=False, repr=False)
 class Trace:
     """A finished trace with rows 0..num_tokens-1; those of a request are contiguous.
 
     Opening maps the shards; a value is read from disk when it is used.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: TraceManifest,
-        shards: list[dict[str, NDArray]],
-        requests: list[TraceRequest],
-        *,
-        where: str | None = None,
-    ):
-        self.path = folder
-        """Folder on this machine."""
-        self.where = where or str(folder)
-        """Folder or address that the user gave."""
-        self.manifest = manifest
-        self.spec: ModelSpec = manifest.plan.spec
-        self.request_table = requests
-        """Indexed by `TraceRequest.index`."""
-        self._shards = shards
-        self._columns: dict[str, Column] = {}
+    path: Path
+    """Folder on this machine."""
+    where: str
+    """Folder or address that the user gave."""
+    manifest: TraceManifest
+    request_table: list[TraceRequest]
+    """Indexed by `TraceRequest.index`."""
+    _shards: list[dict[str, NDArray]]
+    _columns: dict[str, Column] = field(default_factory=dict)
 
     @classmethod
     def open(cls, where: str | Path | Storage, *, verify: bool = True) -> "Trace":
@@ -180,7 +159,7 @@ class Trace:
             TraceError: no trace, incomplete, damaged, or with impossible ids, numbers, order or
                 counts.
         """
-        storage = open_trace_storage(where)
+        storage = open_storage(where)
         manifest = read_manifest(storage)
         plan = manifest.plan
         check_manifest(manifest, f"{storage.address}/{MANIFEST}")
@@ -212,7 +191,11 @@ class Trace:
             shards.append(arrays)
         requests.sort(key=lambda request: request.index)
         check_requests(requests, str(folder))
-        return cls(folder, manifest, shards, requests, where=storage.address)
+        return cls(folder, storage.address, manifest, requests, shards)
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        return self.manifest.plan.spec
 
     @property
     def digest(self) -> str:
@@ -242,35 +225,27 @@ class Trace:
             raise TraceError(f"{self.path} has layers 0..{self.spec.num_layers - 1}, got {layer}")
         return self._column(column_name(TraceSignal(signal), layer))
 
+    def _request_column(self, first: int, last: int, signal: TraceSignal, layer: int) -> NDArray:
+        return self.column(signal, layer)[first:last]
+
     def _column(self, name: str) -> Column:
         if name not in self._columns:
             self._columns[name] = Column([shard[name] for shard in self._shards])
         return self._columns[name]
 
-    @cached_property
-    def tokens(self) -> NDArray[np.int32]:
-        """Token ids, `[N]`; -1 where they are not known."""
-        return self._column("token")[:]
+    tokens = per_token("token")
+    """Token ids, `[N]` int32; -1 where they are not known."""
+    positions = per_token("position")
+    """Position in the request, `[N]` int32; prompt and generated tokens are counted together."""
+    requests = per_token("request")
+    """Index into `request_table`, `[N]` int32."""
+    phases = per_token("phase")
+    """Values of `Phase`, `[N]` int8."""
 
     @cached_property
     def has_tokens(self) -> bool:
         """Whether token ids are known: an imported log or a server's recording may have none."""
         return bool((self.tokens >= 0).any())
-
-    @cached_property
-    def positions(self) -> NDArray[np.int32]:
-        """Position in the request, `[N]`; prompt and generated tokens are counted together."""
-        return self._column("position")[:]
-
-    @cached_property
-    def requests(self) -> NDArray[np.int32]:
-        """Index into `request_table`, `[N]`."""
-        return self._column("request")[:]
-
-    @cached_property
-    def phases(self) -> NDArray[np.int8]:
-        """Values of `Phase`, `[N]`."""
-        return self._column("phase")[:]
 
     def rows(self, split: str | None) -> NDArray[np.int64]:
         """Returns the rows of a split, ascending; None: all rows."""
@@ -290,12 +265,12 @@ class Trace:
             if split is not None and request.split is not Split(split):
                 continue
             first, last = (int(row) for row in starts[request.index : request.index + 2])
-            columns = RequestColumns(self, first, last)
+            columns = cache(partial(self._request_column, first, last))
             decode = first + request.prompt_tokens
             if request.prompt_tokens:
-                yield TraceStep(self, slice(first, decode), columns)
+                yield TraceStep(self, slice(first, decode), columns, first)
             for row in range(decode, last):
-                yield TraceStep(self, slice(row, row + 1), columns)
+                yield TraceStep(self, slice(row, row + 1), columns, first)
 
 
 def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
@@ -311,7 +286,9 @@ def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
     copy = FolderStorage(cache_folder("traces") / manifest.digest[:32])
     copy.folder.mkdir(parents=True, exist_ok=True)
     copy.remove_temporary(everything=False)
-    missing = [record for record in manifest.files() if not _is_whole(copy, record)]
+    missing = [
+        record for record in manifest.files() if not copy.has_bytes(record.name, record.sha256)
+    ]
     copy.require_space(
         sum(record.size for record in missing),
         f"a copy of {source.address}",
@@ -322,7 +299,3 @@ def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
         copy.fetch(source, name, sha256, size, what=name, error=TraceError)
     copy.write(MANIFEST, manifest.to_bytes())
     return copy.folder
-
-
-def _is_whole(copy: FolderStorage, record: TraceFile) -> bool:
-    return copy.size(record.name) == record.size and copy.sha256(record.name) == record.sha256

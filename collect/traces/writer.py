@@ -20,12 +20,11 @@ from collect.traces.checks import is_finite
 from collect.traces.columns import (
     DATASET_INFO,
     STATE,
-    HashingFile,
     dataset_info,
     dataset_state,
     write_stream,
 )
-from collect.traces.layout import TraceSignal, column_name, signal_dtype, trace_columns
+from collect.traces.layout import TraceSignal, signal_dtype, trace_columns
 from collect.traces.manifest import (
     MANIFEST,
     ShardRecord,
@@ -39,14 +38,14 @@ from collect.traces.manifest import (
     read_manifest,
 )
 from collect.traces.reader import AGAIN, REQUESTS, Trace, check_file
-from predictors.origin import package_version
+from zoo.digest import HashingFile
 from zoo.storage.base import FileStorage, Storage
 
 RECORD = ".shard.json"
 """Suffix of a unit's `ShardRecord`, with which the unit exists."""
 
 
-def to_half(values: NDArray, *, signal: TraceSignal, layer: int) -> NDArray:
+def to_half(values: NDArray, signal: TraceSignal, layer: int) -> NDArray:
     """Returns values as stored: float16, or int16 for expert ids.
 
     Raises:
@@ -84,9 +83,14 @@ class TraceWriter:
         if not joins:
             self.storage.remove_temporary(everything=False)
         if not has_manifest(self.storage):
-            self._check_empty()
+            names = [name for name in self.storage.names() if name != MANIFEST]
+            if names and not has_manifest(self.storage):
+                raise TraceError(
+                    f"{self.storage.address} is not empty and contains no trace (it has "
+                    f"{names[0]}): give another output=PATH"
+                )
             # Only one of several writers succeeds.
-            self.storage.create(MANIFEST, self._manifest([]).to_bytes())
+            self.storage.create(MANIFEST, make_manifest(self.plan, []).to_bytes())
         manifest = read_manifest(self.storage)
         self._check_same(manifest)
         if not joins:
@@ -102,7 +106,7 @@ class TraceWriter:
 
     def write(
         self, unit: int, arrays: Mapping[str, NDArray], requests: Sequence[TraceRequest]
-    ) -> ShardRecord:
+    ) -> None:
         """Writes a unit; an existing one is replaced by the same content.
 
         `arrays` are columns by name, with rows sorted by request and position.
@@ -121,7 +125,6 @@ class TraceWriter:
             requests=write_small(self.storage, f"{stem}.requests.json", listed),
         )
         self.storage.write(f"{stem}{RECORD}", record.to_bytes())
-        return record
 
     def finish(self) -> Trace:
         """Completes the trace; all units must be written.
@@ -132,31 +135,16 @@ class TraceWriter:
             done = committed_units(self.storage, self.plan)
             missing = len(self.plan.units) - len(done)
             assert not missing, f"finish with {missing} units missing"
-            draft = self._manifest([done[unit] for unit in sorted(done)])
+            draft = make_manifest(self.plan, [done[unit] for unit in sorted(done)])
             extra = [
                 write_small(self.storage, DATASET_INFO, dataset_info(self._columns)),
                 write_small(self.storage, STATE, dataset_state(draft)),
             ]
-            whole = self._manifest(draft.shards, extra=extra, complete=True)
+            whole = make_manifest(self.plan, draft.shards, extra=extra, complete=True)
             self.storage.write(MANIFEST, whole.to_bytes())
         self._remove_records()
         self.storage.remove_temporary(everything=True)
         return Trace.open(self.storage, verify=False)
-
-    def _manifest(
-        self,
-        shards: Sequence[ShardRecord],
-        *,
-        extra: Sequence[TraceFile] = (),
-        complete: bool = False,
-    ) -> TraceManifest:
-        return make_manifest(
-            plan=self.plan,
-            tool_version=package_version("moecast") or "source",
-            complete=complete,
-            shards=tuple(shards),
-            extra=tuple(extra),
-        )
 
     def _check_same(self, manifest: TraceManifest) -> None:
         # Traces of earlier versions have no samples of the routers; the rest names the model.
@@ -201,7 +189,7 @@ class TraceWriter:
         if len(kept) < len(done) or not {record.name for record in manifest.extra} <= there:
             self.storage.remove(STATE)
             shards = [kept[unit] for unit in sorted(kept)]
-            self.storage.write(MANIFEST, self._manifest(shards).to_bytes())
+            self.storage.write(MANIFEST, make_manifest(self.plan, shards).to_bytes())
         elif manifest.complete:
             self._remove_records()
 
@@ -210,14 +198,6 @@ class TraceWriter:
         for name in self.storage.names():
             if name.endswith(RECORD):
                 self.storage.remove(name)
-
-    def _check_empty(self) -> None:
-        names = [name for name in self.storage.names() if name != MANIFEST]
-        if names and not has_manifest(self.storage):
-            raise TraceError(
-                f"{self.storage.address} is not empty and contains no trace (it has {names[0]}): "
-                "give another output=PATH"
-            )
 
 
 def write_small(storage: FileStorage, name: str, data: bytes) -> TraceFile:
@@ -255,8 +235,3 @@ def committed_units(where: str | Path | Storage, plan: TracePlan) -> dict[int, S
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def column_arrays(signal: TraceSignal, layer: int, values: NDArray) -> dict[str, NDArray]:
-    """Returns an entry of `TraceWriter.write`'s `arrays`, in half precision."""
-    return {column_name(signal, layer): to_half(values, signal=signal, layer=layer)}

@@ -40,7 +40,8 @@ def change_manifest(folder: Path, **changed: Any) -> None:
     """Replaces fields of the manifest and makes its digest anew."""
     manifest = read_manifest(folder)
     fields = {name: getattr(manifest, name) for name in type(manifest).model_fields} | changed
-    del fields["digest"]
+    for made_anew in ("digest", "tool_version"):
+        del fields[made_anew]
     (folder / MANIFEST).write_bytes(make_manifest(**fields).to_bytes())
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from collect.traces import Trace, TracePlan, TraceRequest, TraceSignal, TraceWriter
-from collect.traces.layout import ALL_SIGNALS, choose_split, prompt_digest
+from collect.traces.layout import ALL_SIGNALS, choose_split, column_name, prompt_digest
 from collect.traces.manifest import TraceModel, hash_value
-from collect.traces.writer import column_arrays
+from collect.traces.writer import to_half
 from predictors.spec import ModelSpec
 
 VOCABULARY = 50
@@ -70,7 +70,7 @@ def unit_content(plan: TracePlan, unit: int, *, prompt_tokens: int = 6, new_toke
             TraceSignal.WEIGHTS: weights_NK / weights_NK.sum(axis=1, keepdims=True),
         }  # fmt: skip
         for signal in plan.signals:
-            arrays |= column_arrays(signal, layer, values[signal])
+            arrays[column_name(signal, layer)] = to_half(values[signal], signal, layer)
     requests = []
     for index in range(first, first + per_unit):
         digest = prompt_digest(f"prompt {seed} {index}")

@@ -17,7 +17,7 @@ import pytest
 
 from collect.config import LauncherConfig, LauncherKind
 from collect.errors import LaunchError
-from collect.launch.pool import WorkerPool
+from collect.launch.pool import start_pool
 from collect.traces import Trace, TraceWriter
 from configs.program import run_program
 from tests.builders import slurm_cluster as slurm
@@ -78,7 +78,7 @@ class HeldRecording:
         arguments = {"folder": f"{self.home}/trace", "home": str(self.home)}
         arguments |= {"units": NUM_UNITS, "held": list(HELD)}
         options = {"logs": self.home / "logs", "name": "collect-held", "say": self.said.append}
-        with WorkerPool(config, ENTRY, arguments, **options) as pool:
+        with start_pool(config, ENTRY, arguments, **options) as pool:
             pool.run([self.plan.units[unit] for unit in self.writer.missing()], advance=advance)
             self.retried = pool.counts["retried"]
 

@@ -2,6 +2,7 @@
 
 import shutil
 
+from collect.config import ImportConfig
 from collect.importer import import_routing
 from collect.traces import Trace
 from tests.fuzz.named_file import write_input
@@ -12,7 +13,7 @@ def import_log(data: bytes, name: str) -> None:
     path = write_input(data, name)
     folder = path.parent / "trace"
     try:
-        import_routing(path, folder)
+        import_routing(path, folder, ImportConfig())
         # What was imported can be read.
         Trace.open(folder)
     finally:

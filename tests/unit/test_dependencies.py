@@ -28,7 +28,6 @@ NOT_IMPORTED = {
     "atheris": "`make fuzz` needs it",
     "opentelemetry-sdk": "a part of the package opentelemetry, as the next",
     "opentelemetry-exporter-otlp-proto-http": "a part of the package opentelemetry",
-    "pyopenssl": "model-signing imports it without declaring it",
 }
 """Dependencies that no module names, with their reasons."""
 DISTRIBUTIONS = {

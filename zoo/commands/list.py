@@ -1,13 +1,15 @@
 """The commands list, show, verify and compare: they only read."""
 
 import json
+import logging
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from typing import Any
 
 from rich.console import Console
 
-from predictors.table import Table, TableColumn
+from predictors.errors import unknown
+from predictors.table import Table, TableColumn, escape_controls
 from predictors.units import MIB
 from zoo.catalog import Zoo
 from zoo.commands import print_line, summarize
@@ -15,37 +17,54 @@ from zoo.comparison import (
     COMPARED,
     MetricPair,
     describe_traces,
-    is_number,
     pair_figures,
     require_same_model,
 )
 from zoo.config import CompareConfig, EntryConfig, ListConfig, VerifyEntryConfig
 from zoo.entry import CARD, ZooEntry
-from zoo.load import find_entry, local_zoos, read_local_index
-from zoo.manifest import EntryManifest
+from zoo.errors import ZooError
+from zoo.load import find_entry, local_zoos
+from zoo.manifest import EntryManifest, is_number
 from zoo.signing import check_signature
 from zoo.storage import configured_storages
 
+log = logging.getLogger(__name__)
+
 JSON = "json=true prints them"
+METRICS = ("accuracy", "good_pred")
+"""Columns of every list."""
 
 
 def list_entries(config: ListConfig) -> dict[str, Any]:
     """Lists entries, the best first; an entry that two zoos have is listed for both.
 
-    An entry that cannot be read is left out with a warning.
+    An entry that cannot be read is left out with a warning; so is a zoo, unless `zoo` names it.
+    Raises ZooError for a metric that no entry has.
     """
     configured = [Zoo(storage) for storage in configured_storages(config.zoo)]
     zoos = configured if config.zoo else [*local_zoos(), *configured]
     rows: list[dict[str, Any]] = []
     unreadable: list[str] = []
     for zoo in zoos:
-        index = zoo.read_index(required=True) if zoo in configured else read_local_index(zoo)
-        for name, listing in index.entries.items():
-            entry = zoo.open_readable(listing.latest, name=name)
+        try:
+            index = zoo.read_index(required=zoo in configured)
+            entries = {
+                name: zoo.open_readable(listing.latest, name=name)
+                for name, listing in index.entries.items()
+            }
+        except ZooError as error:
+            if config.zoo:
+                raise
+            log.warning("%s", escape_controls(str(error)))
+            continue
+        for name, entry in entries.items():
             if entry is None:
                 unreadable.append(name)
             elif config.model is None or is_of_model(entry.manifest, config.model.lower()):
                 rows.append(summarize(entry))
+    known = {*METRICS, *(name for row in rows for name in row["metrics"])}
+    if rows and config.metric not in known:
+        raise ZooError(f"metric: {unknown('metric', config.metric, known)}")
     rows.sort(key=lambda row: -sort_value(row["metrics"].get(config.metric)))
     listed = {"entries": rows, "unreadable": unreadable}
     if config.json:
@@ -74,7 +93,7 @@ def entries_table(rows: Sequence[dict[str, Any]], metric: str) -> Table:
     def metric_column(name: str, rank: int) -> TableColumn:
         return TableColumn(name, lambda row: row["metrics"].get(name), rank=rank)
 
-    metrics = dict.fromkeys((metric, "accuracy", "good_pred"))
+    metrics = dict.fromkeys((metric, *METRICS))
     columns = [
         TableColumn("name"),
         TableColumn("kind", rank=5),

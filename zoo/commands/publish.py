@@ -34,9 +34,9 @@ def push(config: PushConfig) -> dict[str, Any]:
     entries = [check_publishable(open_entry(one)) for one in find_entry_folders(config.path)]
     # Of two versions, the one made later becomes the latest.
     entries.sort(key=lambda entry: entry.manifest.created)
-    for entry in entries:
-        digest = zoo.add(entry, alias=config.alias)
-        print_line(f"published {entry.manifest.name}@{digest[:12]} in {where}")
+    zoo.add(*entries, alias=config.alias)
+    for manifest in (entry.manifest for entry in entries):
+        print_line(f"published {manifest.name}@{manifest.digest[:12]} in {where}")
     return {"published": [summarize(entry) for entry in entries], "in": where}
 
 
@@ -142,7 +142,7 @@ def remove(config: RemoveConfig) -> dict[str, Any]:
     """Removes an entry, or one version of it, from a zoo; `gc` frees its bytes."""
     zoo = open_writable_zoo(config.zoo, key=config.key)
     reference = parse_reference(config.name)
-    digests = zoo.remove(reference)
+    digests = zoo.remove(reference, entirely="@" not in config.name)
     shown = ", ".join(digest[:12] for digest in digests)
     print_line(f"removed {reference.name}: {shown} from {zoo.storage.address}")
     print_line("moecast zoo gc frees the bytes")

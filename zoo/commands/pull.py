@@ -1,7 +1,7 @@
 """The commands pull and lock: entries of other zoos, and which of them this machine has."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from zoo.index import (
     parse_reference,
     read_lockfile,
 )
-from zoo.load import find_entry, pull_reference
+from zoo.load import find_entry, pull_references
 from zoo.manifest import EntryManifest, name_entry
 from zoo.signing import required_key
-from zoo.storage import builtin_storage, cache_storage, configured_storages
+from zoo.storage import builtin_storage, cache_storage, configured_storages, open_zoo_storage
+from zoo.storage.base import Storage
 
 BUILTIN = "builtin"
 
@@ -69,41 +70,44 @@ def pull_and_print(config: PullConfig, *, bundle: Sequence[str] = ()) -> dict[st
 
 def pull_entries(config: PullConfig, *, bundle: Sequence[str] = ()) -> list[ZooEntry]:
     """Pulls the entries that a configuration names."""
-    lockfile = None if config.locked is None else read_lockfile(config.locked)
-    storages = configured_storages(config.zoo)
-    if not storages and lockfile is not None:
-        zoos = dict.fromkeys(record.zoo for record in lockfile.entries.values())
-        storages = configured_storages(",".join(zoos))
-    if not storages:
+    locked = {} if config.locked is None else read_lockfile(config.locked).entries
+    key = config.require_signature or required_key()
+    indexes = read_indexes(configured_storages(config.zoo), key=key)
+    if not config.zoo:
+        # Each entry's own, if the zoos of this machine do not have it.
+        zoos = dict.fromkeys(
+            record.zoo
+            for name, record in locked.items()
+            if not any(index.has(EntryReference(name, record.digest)) for index in indexes.values())
+        )
+        indexes |= read_indexes(map(open_zoo_storage, zoos), key=key)
+    if not indexes:
         raise ZooError(
             "no zoo to pull from: give zoo=ADDRESS (a folder, builtin, https://, s3://, "
             "hf://OWNER/REPO), or set MOECAST_ZOO"
         )
-    key = config.require_signature or required_key()
-    indexes = {
-        Zoo(storage): Zoo(storage).read_index(required=True, key=key) for storage in storages
-    }
     if config.all:
-        # The latest of each comes last, so that it is the latest here too.
+        # What comes last is what a name means here: the latest and the aliases of the first zoo.
         chosen = [
-            (zoo, EntryReference(name, digest))
-            for zoo, index in indexes.items()
+            (zoo, EntryReference(name, version))
+            for zoo, index in reversed(indexes.items())
             for name, listing in index.entries.items()
-            for digest in sorted(listing.versions, key=lambda digest: digest == listing.latest)
+            for version in (
+                *sorted(listing.versions, key=lambda digest: digest == listing.latest),
+                *listing.aliases,
+            )
         ]
-    else:
-        if lockfile is None:
-            assert config.name is not None
-            references = parse_names(config.name, bundle)
-        else:
-            references = [
-                EntryReference(name, record.digest) for name, record in lockfile.entries.items()
-            ]
+    elif config.locked is not None:
+        references = [EntryReference(name, record.digest) for name, record in locked.items()]
         chosen = find_references(references, indexes)
-    return [
-        pull_reference(zoo, reference, indexes[zoo], require_signature=config.require_signature)
-        for zoo, reference in chosen
-    ]
+    else:
+        assert config.name is not None
+        chosen = find_references(parse_names(config.name, bundle), indexes)
+    return pull_references(chosen, indexes, require_signature=config.require_signature)
+
+
+def read_indexes(storages: Iterable[Storage], *, key: Path | None) -> dict[Zoo, ZooIndex]:
+    return {Zoo(one): Zoo(one).read_index(required=True, key=key) for one in storages}
 
 
 def parse_names(name: str, bundle: Sequence[str]) -> list[EntryReference]:
@@ -152,6 +156,7 @@ def lock(config: LockConfig) -> dict[str, Any]:
 
     Raises:
         ZooError: none of the zoos has an entry.
+        SignatureError: MOECAST_REQUIRE_SIGNATURE is set and a zoo or an entry is not signed so.
     """
     names = config.names or list(Zoo(cache_storage()).read_index().entries)
     if not names:
@@ -188,6 +193,9 @@ def find_address(manifest: EntryManifest, zoos: str | None) -> str | None:
     reference = EntryReference(manifest.name, manifest.digest)
     configured = configured_storages(zoos)
     for storage in configured if zoos else [builtin_storage(), *configured]:
-        if Zoo(storage).read_index().has(reference):
-            return BUILTIN if storage == builtin_storage() else storage.address
+        if Zoo(storage).read_index(key=required_key()).has(reference):
+            if storage == builtin_storage():
+                return BUILTIN
+            # The file is for other folders too.
+            return storage.address if storage.is_remote else str(Path(storage.address).absolute())
     return None

@@ -16,11 +16,13 @@ BUILTIN = Path(__file__).resolve().parents[1] / "builtin"
 ZOOS = "MOECAST_ZOO"
 
 
-def open_storage(where: str | Path) -> Storage:
-    """Returns the storage at a folder or an address; nothing is read yet.
+def open_storage(where: str | Path | Storage) -> Storage:
+    """Returns the storage at a folder or an address, or as it is given; nothing is read yet.
 
     Raises ZooError for an hf:// address that names no repository and for `~USER` without a home.
     """
+    if isinstance(where, Storage):
+        return where
     if isinstance(where, Path):
         return FolderStorage(where)
     if where.startswith(("http://", "https://")):

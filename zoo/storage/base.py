@@ -3,9 +3,9 @@
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import IO, ClassVar
+from typing import IO, Any, ClassVar
 
 from predictors.errors import DiskFullError
 from zoo.errors import UnreachableError
@@ -63,18 +63,22 @@ class WritableStorage(Storage):
 
     @abstractmethod
     def publish(
-        self, files: Mapping[str, bytes], *, index: tuple[str, bytes], removed: Collection[str] = ()
+        self,
+        files: Mapping[str, bytes],
+        index: tuple[str, bytes],
+        removed: Iterable[str],
+        seen: Any,
     ) -> None:
         """Writes the files, then the index, then removes the files that it no longer names.
 
-        Interrupted at any point, the index that is in place names complete files only. Raises
-        ConflictError, with the index unchanged, if another publisher replaced it since the
-        beginning of the block of `exclusive`, where the storage has conditional writes.
+        Interrupted at any point, the index that is in place names complete files only. `seen` is
+        what `exclusive` yielded. Raises ConflictError, with the index unchanged, if another
+        publisher replaced it since then, where the storage has conditional writes.
         """
 
-    def exclusive(self) -> AbstractContextManager[object]:
+    @abstractmethod
+    def exclusive(self) -> AbstractContextManager[Any]:
         """Guards the index between a read and `publish`: by a lock, or by a conditional write."""
-        return nullcontext()
 
     def changing_blobs(self) -> AbstractContextManager[object]:
         """Waits for the pull, or the removal of blobs, that is in progress, if there are locks."""
@@ -119,12 +123,20 @@ class FileStorage(WritableStorage):
         return self.size(path) is not None
 
     def publish(
-        self, files: Mapping[str, bytes], *, index: tuple[str, bytes], removed: Collection[str] = ()
+        self,
+        files: Mapping[str, bytes],
+        index: tuple[str, bytes],
+        removed: Iterable[str],
+        seen: Any,
     ) -> None:
-        for path, data in (*files.items(), index):
+        for path, data in files.items():
             self.write(path, data)
+        self.write_index(*index, seen)
         for path in removed:
             self.remove(path)
+
+    def write_index(self, path: str, data: bytes, seen: Any) -> None:  # noqa: ARG002
+        self.write(path, data)
 
     def free_bytes(self) -> int | None:
         """Free space; None if the storage does not report it."""

@@ -5,7 +5,6 @@ neither locks nor a creation that fails if the file exists.
 """
 
 import errno
-import hashlib
 import shutil
 import time
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from filelock import FileLock
 
 from predictors.errors import DiskFullError, MoecastError
 from predictors.files import open_atomic, remove_abandoned, write_atomic
-from zoo.digest import check_path, open_inside
-from zoo.errors import DamagedError, UnreachableError
+from zoo.digest import HashingFile, check_path, open_inside
+from zoo.errors import DamagedError, UnreachableError, ZooError
 from zoo.storage.base import CHUNK_BYTES, FileStorage, Storage
 
 LEAST_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 10_000
@@ -75,6 +74,13 @@ class FolderStorage(FileStorage):
     def open_new(self, path: str) -> AbstractContextManager[IO[bytes]]:
         return open_atomic(self.folder / check_path(path))
 
+    def has_bytes(self, path: str, sha256: str) -> bool:
+        """Whether the file is there, every byte of it intact."""
+        try:
+            return self.sha256(path) == sha256
+        except (FileNotFoundError, NotADirectoryError, ZooError):
+            return False
+
     def fetch(
         self,
         source: Storage,
@@ -92,26 +98,24 @@ class FolderStorage(FileStorage):
             UnreachableError: the download was interrupted, or is too slow.
             DiskFullError: it does not fit on the disk.
         """
-        arrived, digest = 0, hashlib.sha256()
         deadline = time.monotonic() + LEAST_SECONDS + size / LEAST_BYTES_PER_SECOND
         try:
             with self.open_new(path) as file, source.stream(path) as chunks:
+                sink = HashingFile(file)
                 for chunk in chunks:
-                    file.write(chunk)
-                    digest.update(chunk)
-                    arrived += len(chunk)
-                    if arrived > size or time.monotonic() > deadline:
+                    sink.write(chunk)
+                    if sink.size > size or time.monotonic() > deadline:
                         break  # an endless answer must not fill the disk, nor take for ever
-                if arrived < size:
+                if sink.size < size:
                     raise UnreachableError(
-                        f"{what}: {arrived:,} of {size:,} bytes came from {source.address}; run "
+                        f"{what}: {sink.size:,} of {size:,} bytes came from {source.address}; run "
                         "the command again to get what is missing"
                     )
-                if arrived > size or digest.hexdigest() != sha256:
+                if sink.size > size or sink.hexdigest() != sha256:
                     raise error(
-                        f"{what} in {source.address} is damaged: got {arrived:,} bytes with sha256 "
-                        f"{digest.hexdigest()[:12]}..., expected {size:,} with {sha256[:12]}.... "
-                        "Nothing of it was read"
+                        f"{what} in {source.address} is damaged: got {sink.size:,} bytes with "
+                        f"sha256 {sink.hexdigest()[:12]}..., expected {size:,} with "
+                        f"{sha256[:12]}.... Nothing of it was read"
                     )
                 Path(file.name).chmod(0o644)
         except FileNotFoundError as missing:

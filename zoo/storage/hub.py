@@ -1,9 +1,9 @@
 """Storage in a repository of the Hugging Face Hub: `hf://OWNER/REPO`, `hf://OWNER/REPO@REVISION`."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,7 +15,6 @@ from zoo.storage.remote import HttpStorage
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-SCHEME = "hf://"
 ADDRESS = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?/?")
 
 
@@ -32,11 +31,10 @@ class HubStorage(WritableStorage):
     endpoint: str | None = None
     """Default: HF_ENDPOINT."""
     has_front_page: ClassVar[bool] = True
-    _heads: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def address(self) -> str:
-        return f"{SCHEME}{self.repo}" + (f"@{self.revision}" if self.revision else "")
+        return f"hf://{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
     @property
     def _branch(self) -> str:
@@ -75,39 +73,35 @@ class HubStorage(WritableStorage):
         prefix = f"{check_path(folder)}/" if folder else ""
         return sorted(path.removeprefix(prefix) for path in paths if path.startswith(prefix))
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Remembers the commit that the index is read from: `publish` commits on top of it only."""
+    def exclusive(self) -> AbstractContextManager[str]:
+        """Yields the commit that the index is read from: `publish` commits on top of it only."""
         with self._translate_errors():
             self._api.create_repo(self.repo, exist_ok=True)
             head = self._api.repo_info(self.repo, revision=self._branch).sha
         assert head is not None
-        self._heads["head"] = head
-        try:
-            yield
-        finally:
-            del self._heads["head"]
+        return nullcontext(head)
 
     def publish(
-        self, files: Mapping[str, bytes], *, index: tuple[str, bytes], removed: Collection[str] = ()
+        self,
+        files: Mapping[str, bytes],
+        index: tuple[str, bytes],
+        removed: Iterable[str],
+        seen: str,
     ) -> None:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        written = {**files, index[0]: index[1]}
-        operations = [
-            *(
-                CommitOperationAdd(path_in_repo=check_path(path), path_or_fileobj=data)
-                for path, data in written.items()
-            ),
-            *(CommitOperationDelete(path_in_repo=check_path(path)) for path in removed),
+        added = [
+            CommitOperationAdd(path_in_repo=check_path(path), path_or_fileobj=data)
+            for path, data in (*files.items(), index)
         ]
+        deleted = [CommitOperationDelete(path_in_repo=check_path(path)) for path in removed]
         with self._translate_errors():
             self._api.create_commit(
                 self.repo,
-                operations,
+                [*added, *deleted],
                 commit_message="Publish predictors for expert prefetching",
                 revision=self._branch,
-                parent_commit=self._heads.get("head"),
+                parent_commit=seen,
             )
 
     @contextmanager

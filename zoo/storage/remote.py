@@ -6,8 +6,8 @@ Object stores are s3://, gs://, az:// and memory://.
 import logging
 import tempfile
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
@@ -191,8 +191,6 @@ class ObjectStorage(RemoteStorage, FileStorage):
     """
 
     url: str
-    _guarded: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
-    """ETag of the index at the beginning of the block of `exclusive`; None if there was none."""
 
     @property
     def is_remote(self) -> bool:
@@ -232,11 +230,9 @@ class ObjectStorage(RemoteStorage, FileStorage):
             return files.cat_file(name, start=0, end=None if limit is None else limit + 1)
 
     def names(self, folder: str = "") -> list[str]:
-        try:
-            with self._access(folder) as (files, name):
-                return sorted(path.rpartition("/")[2] for path in files.ls(name, detail=False))
-        except FileNotFoundError:
-            return []
+        with suppress(FileNotFoundError), self._access(folder) as (files, name):
+            return sorted(path.rpartition("/")[2] for path in files.ls(name, detail=False))
+        return []
 
     def size(self, path: str) -> int | None:
         info = self._info(path)
@@ -244,11 +240,9 @@ class ObjectStorage(RemoteStorage, FileStorage):
 
     def _info(self, path: str) -> dict[str, Any]:
         """Returns what the store says of a file or a folder; empty if there is none."""
-        try:
-            with self._access(path) as (files, name):
-                return files.info(name)
-        except FileNotFoundError:
-            return {}
+        with suppress(FileNotFoundError), self._access(path) as (files, name):
+            return files.info(name)
+        return {}
 
     @contextmanager
     def _writing(self, path: str) -> Iterator[tuple["AbstractFileSystem", str]]:
@@ -270,52 +264,32 @@ class ObjectStorage(RemoteStorage, FileStorage):
             files.pipe_file(name, data)
 
     def create(self, path: str, data: bytes) -> bool:
-        try:
-            with self._writing(path) as (files, name):
-                files.pipe_file(name, data, mode="create")
-        except FileExistsError:
-            return False
-        return True
+        with suppress(FileExistsError), self._writing(path) as (files, name):
+            files.pipe_file(name, data, mode="create")
+            return True
+        return False
 
     def remove(self, path: str) -> None:
         with self._access(path) as (files, name):
             if files.exists(name):
                 files.rm_file(name)
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Remembers which index there is: `publish` replaces no other."""
-        self._guarded["etag"] = self._info(INDEX).get("ETag")
-        try:
-            yield
-        finally:
-            del self._guarded["etag"]
+    def exclusive(self) -> AbstractContextManager[str | None]:
+        """Yields the index's ETag, None if there is no index: `publish` replaces no other."""
+        return nullcontext(self._info(INDEX).get("ETag"))
 
-    def publish(
-        self, files: Mapping[str, bytes], *, index: tuple[str, bytes], removed: Collection[str] = ()
-    ) -> None:
-        for path, data in files.items():
+    def write_index(self, path: str, data: bytes, seen: str | None) -> None:
+        if not self._has_conditional_writes:
             self.write(path, data)
-        if "etag" in self._guarded and self._has_conditional_writes:
-            self._replace(*index, etag=self._guarded["etag"])
-        else:
-            self.write(*index)
-        for path in removed:
-            self.remove(path)
-
-    def _replace(self, path: str, data: bytes, *, etag: str | None) -> None:
-        """Writes a file if it is still the one with this ETag, or is not there if that is None.
-
-        Raises ConflictError if it is not.
-        """
-        if self._write_if(path, data, {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}):
+            return
+        if self._write_if(path, data, {"IfNoneMatch": "*"} if seen is None else {"IfMatch": seen}):
             return
         # A write whose answer was lost is repeated by the library, and then meets itself.
-        if self.has(path) and self.read(path) == data:
-            return
-        raise ConflictError(
-            f"{self.address}/{path} is being changed by other publishers all the time; try again"
-        )
+        if not self.has(path) or self.read(path) != data:
+            raise ConflictError(
+                f"{self.address}/{path} is being changed by other publishers all the time; try "
+                "again"
+            )
 
     @cached_property
     def _has_conditional_writes(self) -> bool:

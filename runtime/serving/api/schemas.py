@@ -260,7 +260,7 @@ class TemplateOptions(RequestBody):
     def _check_tool_choice(self) -> Self:
         if self.must_call and not self.called_tools:
             names = [tool.function.name for tool in self.tools or []]
-            problem = f"no tool has this name; got {names!r:.200}" if names else "there are no tools"
+            problem = f"no tool has this name; got {names!r:.200}" if names else "there is no tool"
             raise FieldError(problem, field="tool_choice")
         return self
 

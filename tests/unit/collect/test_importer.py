@@ -164,9 +164,9 @@ def test_import__half_a_file_and_none_are_refused(tmp_path: Path) -> None:
     source = write_log(tmp_path, CSV, "log.csv.gz")
     source.write_bytes(source.read_bytes()[:-12])
     with pytest.raises(RoutingLogError, match="not a whole gzip file"):
-        import_routing(source, tmp_path / "t")
+        import_routing(source, tmp_path / "t", ImportConfig())
     with pytest.raises(RoutingLogError, match="no such file"):
-        import_routing(tmp_path / "nothing.jsonl", tmp_path / "t")
+        import_routing(tmp_path / "nothing.jsonl", tmp_path / "t", ImportConfig())
 
 
 @pytest.mark.parametrize("name", ["log.csv.gz", "log.jsonl.gz"])
@@ -202,6 +202,6 @@ def test_import__writes_to_an_address_too(tmp_path: Path) -> None:
     log = write_log(tmp_path, [LINE])
     address = f"memory://{tmp_path.name}/trace"
     import_log(ImportConfig(source=log, output=address))
-    assert Trace.open(address).digest == import_routing(log, tmp_path / "t").digest
+    assert Trace.open(address).digest == import_routing(log, tmp_path / "t", ImportConfig()).digest
     with pytest.raises(TraceError, match="cannot be written to hf://a/b"):
         import_log(ImportConfig(source=log, output="hf://a/b"))

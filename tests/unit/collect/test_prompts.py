@@ -211,7 +211,15 @@ def test_prompts__that_begin_another_are_left_out(caplog: pytest.LogCaptureFixtu
 
 def test_texts__that_begin_another_are_kept() -> None:
     """Texts are records of their own, and the digests of traces of them stay."""
-    assert [one.tokens for one in encoded(["ab", "a", "abc"], 2)] == [(97, 98), (97,), (97, 98)]
+    assert [one.tokens for one in encoded(["ab", "a", "abc"], 3)] == [(97, 98), (97,), (97, 98, 99)]
+
+
+def test_texts__that_are_equal_after_the_cut_are_one(caplog: pytest.LogCaptureFixture) -> None:
+    """They would be trained on and held out."""
+    kept = encoded([(97, 98), "abc", "a", "abd", "ac", "acd"], 2)
+    assert [(one.index, one.tokens) for one in kept] == [(0, (97, 98)), (1, (97,)), (2, (97, 99))]
+    assert "3 of 6 prompts begin another one: left out" in caplog.text
+    assert "differ only after 2 tokens are kept if you raise data.max_prompt_tokens" in caplog.text
 
 
 @pytest.mark.parametrize("tokens", [[], [1.5], ["a"], [True], [-1], 5])

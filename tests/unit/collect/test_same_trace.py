@@ -59,6 +59,16 @@ def test_train__finds_what_collect_recorded(recorded, tmp_path: Path) -> None:
     assert find_trace(config, ROUTING_SIGNALS).digest == digest
 
 
+def test_collect__a_changed_file_of_prompts_is_another_trace(made, tmp_path, monkeypatch) -> None:
+    model, data = made[1], letters_data(tmp_path, count=4, new_tokens=1)
+    monkeypatch.chdir(tmp_path)
+    first, lines = collect(model, data), Path(data.path).read_text()
+    Path(data.path).write_text(lines.replace("quick", "slow"))
+    assert collect(model, data).digest != first.digest
+    Path(data.path).write_text(lines)
+    assert collect(model, data).digest == first.digest
+
+
 OTHER_CONTENTS = [
     *(("settings", {name: 3}) for name in ("seed", "temperature", "new_tokens")),
     ("data", {"num_prompts": 3}),

@@ -61,6 +61,21 @@ def test_results__are_of_the_run_in_whose_folder_they_are(tmp_path: Path) -> Non
         (tmp_path / "run.json").write_text("{}")
 
 
+@pytest.mark.parametrize("has_results", [False, True])
+def test_run__in_the_folder_of_a_killed_one_restores_what_it_put_aside(has_results, tmp_path):
+    assert main("zoo", COMMANDS, ["works", "zoo=a", f"run_dir={tmp_path}"]) == 0
+    for name in ("run.json", "results.json"):
+        (tmp_path / name).rename(tmp_path / f".{name}.earlier")
+    (tmp_path / "run.json").write_text('{"config": {"zoo": "b"}}')
+    if has_results:
+        (tmp_path / "results.json").write_text('{"zoo": "b"}')
+    assert main("zoo", COMMANDS, ["refuses", "zoo=c", f"run_dir={tmp_path}"]) == 2
+    left = "b" if has_results else "a"
+    assert json.loads((tmp_path / "results.json").read_text())["zoo"] == left
+    assert json.loads((tmp_path / "run.json").read_text())["config"]["zoo"] == left
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "run.json"]
+
+
 @pytest.mark.parametrize("needed", [False, True])
 def test_run__where_nothing_can_be_written(needed, monkeypatch, capsys) -> None:
     monkeypatch.chdir("/proc")

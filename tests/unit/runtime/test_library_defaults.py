@@ -11,7 +11,7 @@ from runtime.library_defaults import DEFAULTS
 
 BEGINNINGS = {
     "command": lambda: run_program("runtime", ["generate", "--help"]),
-    "worker": lambda: UnitWorker("json:dumps", '{"obj": 1}', threads=1).open(),
+    "worker": lambda: UnitWorker("json:dumps", {"obj": 1}, threads=1).open(),
     "load": lambda: moecast.load,
 }
 

@@ -111,6 +111,8 @@ REFUSED_FIELDS = [
     ("surprise", 1, "surprise: Extra inputs are not permitted"),
     ("format_version", 2, "format_version: Input should be 1"),
     ("name", "../x", "name: String should match"),
+    ("name", f"{'x' * 196}/mlpx", "name: String should have at most 200 characters"),
+    ("created", "2" * 80, "created: String should have at most 64 characters"),
     ("trace_digest", "abc", "trace_digest: String should match"),
     ("files", {"../x.json": {"sha256": "a" * 64, "size": 1}}, "is not allowed"),
     ("files", {"x.pkl": {"sha256": "a" * 64, "size": 1}}, "an entry has only"),

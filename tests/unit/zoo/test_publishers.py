@@ -141,14 +141,14 @@ def test_refusal__names_the_remedy_even_if_the_answer_has_no_body(code: str, adv
 
 @pytest.mark.parametrize("begun", [False, True], ids=["first index", "changed index"])
 def test_s3__keeps_the_listings_of_two_publishers(begun, entries, tmp_path, monkeypatch, caplog):
-    replace, between = ObjectStorage._replace, []
+    write, between = ObjectStorage.write_index, []
 
-    def replace_second(self: ObjectStorage, path: str, data: bytes, *, etag: str | None) -> None:
+    def write_second(self: ObjectStorage, path: str, data: bytes, seen: str | None) -> None:
         if between:
             WritableZoo(ObjectStorage(self.url)).add(between.pop())
-        replace(self, path, data, etag=etag)
+        write(self, path, data, seen)
 
-    monkeypatch.setattr(ObjectStorage, "_replace", replace_second)
+    monkeypatch.setattr(ObjectStorage, "write_index", write_second)
     caplog.set_level(logging.WARNING)
     with s3_bucket(f"{tmp_path.name}{begun}", monkeypatch) as bucket:
         zoo = WritableZoo(ObjectStorage(f"{bucket}/zoo"))

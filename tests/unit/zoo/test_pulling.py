@@ -9,7 +9,8 @@ from tests.builders.processes import run_python
 from tests.builders.zoos import files_of, pull_tiny, zoo
 from zoo.catalog import Zoo
 from zoo.errors import DamagedError, UnreachableError
-from zoo.load import find_entry, has_blob
+from zoo.index import blob_path
+from zoo.load import find_entry
 from zoo.storage import cache_storage
 from zoo.storage.remote import HttpStorage
 
@@ -28,7 +29,8 @@ def test_interrupted_pull__leaves_nothing_torn_and_goes_on(far) -> None:
     with pytest.raises(UnreachableError):
         pull_tiny(far.address)
     assert Zoo(cache_storage()).read_index().entries == {}
-    assert not has_blob(cache_storage(), path.rpartition("/")[2])
+    digest = path.rpartition("/")[2]
+    assert not cache_storage().has_bytes(blob_path(digest), digest)
     assert incomplete() == []
     pull_tiny(far.address)
     assert far.sent[path] == size // 2 + size

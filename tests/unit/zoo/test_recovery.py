@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.zoos import publish, pull_tiny, zoo
+from tests.builders.zoos import Refused, publish, pull_tiny, zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.digest import hash_bytes
 from zoo.entry import open_entry
@@ -132,6 +132,14 @@ def test_gc__waits_for_a_pull_and_keeps_what_it_downloads(source, monkeypatch):
     collector.join(240)
     assert not collector.is_alive()
     find_entry("tiny/stride").verify()
+
+
+def test_gc__without_an_index_removes_nothing(source: Path, refused: Refused) -> None:
+    (source / "index.json").unlink()
+    before = sorted(source.rglob("*"))
+    for place in (source, source / "mistyped"):
+        assert "is not a zoo: it has no index.json" in refused("gc", f"zoo={place}")
+    assert sorted(source.rglob("*")) == before
 
 
 def test_gc__waits_for_a_push(source: Path) -> None:

@@ -124,13 +124,26 @@ def test_index__must_be_signed_where_signatures_are_required(far, keys, monkeypa
     assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 0
 
 
-def test_signed_index__is_changed_with_the_key_only(far, tmp_path, keys):
+def test_lock__of_an_unsigned_zoo_is_refused_where_signatures_are_required(
+    far, signed, tmp_path, keys, monkeypatch, refused
+):
+    monkeypatch.setenv("MOECAST_REQUIRE_SIGNATURE", str(keys["ours.pub"]))
+    assert zoo("pull", "tiny/stride", f"zoo={far}") == 0
+    assert zoo("push", signed, f"zoo={tmp_path / 'unsigned'}") == 0
+    lock = ("lock", f"output={tmp_path / 'zoo.lock'}")
+    assert "unsigned is not signed" in refused(*lock, f"zoo={tmp_path / 'unsigned'}")
+    assert zoo(*lock, f"zoo={far}") == 0
+
+
+def test_signed_index__is_changed_with_the_key_only(far, tmp_path, keys, refused):
     before = (far / "index.json").read_bytes()
     tiny_entry(tmp_path / "m", name="tiny/mlp")
     tiny_entry(tmp_path / "more/token", name="tiny/token")
     for command in (("push", tmp_path / "m"), ("rm", "tiny/stride"), ("push", tmp_path / "more")):
         assert zoo(*command, f"zoo={far}") == 2
+        assert "is not signed with key=" in refused(*command, f"zoo={far}", f"key={keys['theirs']}")
         assert (far / "index.json").read_bytes() == before
+        check_index_signature(FolderStorage(far), before, key=keys["ours.pub"])
         assert zoo(*command, f"zoo={far}", f"key={keys['ours']}") == 0
         data = (far / "index.json").read_bytes()
         check_index_signature(FolderStorage(far), data, key=keys["ours.pub"])
@@ -138,5 +151,6 @@ def test_signed_index__is_changed_with_the_key_only(far, tmp_path, keys):
             check_index_signature(FolderStorage(far), data, key=keys["theirs.pub"])
         assert len(list((far / "signatures").iterdir())) == 1
         before = data
+    assert zoo("push", tmp_path / "m", f"zoo={far}", f"key={keys['theirs']}") == 2
     assert zoo("gc", f"zoo={far}") == 0
     check_index_signature(FolderStorage(far), before, key=keys["ours.pub"])

@@ -66,7 +66,9 @@ def damage(storage: Storage, tmp_path: Path, digest: str) -> None:
     data[-1] ^= 1
     if isinstance(storage, WritableStorage):
         index = storage.read(INDEX, limit=1 << 20)
-        storage.publish({blob_path(digest): bytes(data)}, index=(INDEX, index))
+        with storage.exclusive() as seen:
+            files = {blob_path(digest): bytes(data)}
+            storage.publish(files, (INDEX, index), [], seen)
     else:
         (tmp_path / "far" / blob_path(digest)).write_bytes(data)
 

@@ -1,6 +1,8 @@
 """Names, addresses, lock files, mirrors, lists: the zoo as people use it."""
 
 import json
+from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,7 @@ from tests.builders.web import Site, served
 from tests.builders.zoos import publish, zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.errors import ZooError
-from zoo.index import EntryReference
+from zoo.index import EntryReference, blob_path
 from zoo.load import find_entry, list_names
 from zoo.storage import cache_storage
 from zoo.storage.folder import FolderStorage
@@ -45,11 +47,14 @@ def test_address__leaves_what_a_name_means_in_the_cache(tmp_path) -> None:
     """A comparison with a bad version would have had the next server load it."""
     here, there = FolderStorage(tmp_path / "here"), FolderStorage(tmp_path / "there")
     good, bad = publish(here.folder), publish(there.folder, licence="MIT")
-    for place in (here, there):
-        WritableZoo(place).add(Zoo(place).open(EntryReference("tiny/stride")), alias="stable")
-    assert zoo("pull", "tiny/stride@stable", f"zoo={here.folder}") == 0
-    assert find_entry(f"file://{there.folder}#tiny/stride@stable").manifest.digest == bad.digest
-    for name in ("tiny/stride", "tiny/stride@stable"):
+    aliases = ("stable", "as-long-as-a-digest".ljust(64, "x"))
+    for place, alias in product((here, there), aliases):
+        WritableZoo(place).add(Zoo(place).open(EntryReference("tiny/stride")), alias=alias)
+    for alias in aliases:
+        assert zoo("pull", f"tiny/stride@{alias}", f"zoo={here.folder}") == 0
+        found = find_entry(f"file://{there.folder}#tiny/stride@{alias}")
+        assert found.manifest.digest == bad.digest
+    for name in ("tiny/stride", *(f"tiny/stride@{alias}" for alias in aliases)):
         assert find_entry(name).manifest.digest == good.digest
     assert find_entry(f"tiny/stride@{bad.digest[:12]}").manifest.digest == bad.digest
     assert zoo("pull", "tiny/stride@stable", f"zoo={there.folder}") == 0
@@ -66,13 +71,15 @@ def test_lock__pulls_the_same_bytes_later(far, tmp_path, monkeypatch):
     pins = json.loads((tmp_path / "zoo.lock").read_text())["entries"]
     assert pins == {"tiny/stride": {"digest": digest, "zoo": far.address}}
     publish(far.folder, licence="MIT")
-    monkeypatch.delenv("MOECAST_ZOO")
-    monkeypatch.setenv("MOECAST_CACHE", str(tmp_path / "another machine"))
-    assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}") == 0
-    assert find_entry("tiny/stride").manifest.digest == digest
+    publish(tmp_path / "other", name="tiny/mlp")
+    for zoos in ("", str(tmp_path / "other")):
+        monkeypatch.setenv("MOECAST_ZOO", zoos)
+        monkeypatch.setenv("MOECAST_CACHE", str(tmp_path / f"another machine {zoos[-1:]}"))
+        assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}") == 0
+        assert find_entry("tiny/stride").manifest.digest == digest
 
 
-def test_lock__names_the_first_zoo_that_has_an_entry(far: Site, tmp_path) -> None:
+def test_lock__names_the_first_zoo_that_has_an_entry(far: Site, tmp_path, monkeypatch) -> None:
     lockfile = tmp_path / "zoo.lock"
 
     def locked(*arguments: object) -> dict[str, str]:
@@ -81,7 +88,8 @@ def test_lock__names_the_first_zoo_that_has_an_entry(far: Site, tmp_path) -> Non
         return {name: entry["zoo"] for name, entry in entries.items()}
 
     assert zoo("pull", "tiny/stride", f"zoo={far.address}") == 0
-    assert locked(f"zoo={far.folder},{far.address}") == {"tiny/stride": str(far.folder)}
+    monkeypatch.chdir(far.folder.parent)
+    assert locked(f"zoo={far.folder.name},{far.address}") == {"tiny/stride": str(far.folder)}
     found = locked("names=[qwen2-moe-tiny/stride,tiny/stride]", "zoo=builtin," + far.address)
     assert found == {"qwen2-moe-tiny/stride": "builtin", "tiny/stride": far.address}
 
@@ -105,14 +113,19 @@ def test_invalid_lock_file__is_refused(content, message, tmp_path, refused):
     assert message in refused("pull", f"locked={tmp_path / 'zoo.lock'}", "zoo=builtin")
 
 
-def test_mirror__has_every_version(far: Site) -> None:
+def test_mirror__has_every_version_and_prefers_the_first_zoo(far: Site, tmp_path) -> None:
     publish(far.folder, licence="MIT")
     publish(far.folder, name="tiny/mlp", kind="mlp")
+    publish(tmp_path / "other", name="tiny/mlp", licence="MIT")
+    for folder in (far.folder, tmp_path / "other"):
+        assert zoo("promote", "tiny/mlp", "stable", f"zoo={folder}") == 0
+    near, there = Zoo(cache_storage()), Zoo(FolderStorage(far.folder))
     assert zoo("pull", "all=true", f"zoo={far.address}") == 0
-    places = cache_storage(), FolderStorage(far.folder)
-    found = [Zoo(place).read_index().entries for place in places]
-    near, there = ({name: (e.latest, {*e.versions}) for name, e in one.items()} for one in found)
-    assert near == there
+    assert near.read_index().entries == there.read_index().entries
+    assert zoo("pull", "all=true", f"zoo={far.address},{tmp_path / 'other'}") == 0
+    mirrored, first = (one.read_index().entries["tiny/mlp"] for one in (near, there))
+    assert len(mirrored.versions) == 2
+    assert (mirrored.latest, mirrored.aliases) == (first.latest, first.aliases)
 
 
 # ---- making, cleaning
@@ -141,8 +154,10 @@ LEFT_OF_A_KILLED_PUSH = (
 def test_rm_and_gc__remove_unreferenced_blobs() -> None:
     first = publish(cache_storage())
     second = publish(cache_storage(), licence="MIT")
-    assert zoo("rm", f"tiny/stride@{second.digest}") == 0
-    assert find_entry("tiny/stride").manifest == first
+    for version in (second.digest, "latest"):
+        publish(cache_storage(), licence="MIT")
+        assert zoo("rm", f"tiny/stride@{version}") == 0
+        assert find_entry("tiny/stride").manifest == first
     left = [cache_storage().folder / path for path in LEFT_OF_A_KILLED_PUSH]
     for path in left:
         path.parent.mkdir(exist_ok=True)
@@ -171,6 +186,25 @@ def test_list__filters_and_sorts(filters, names, tmp_path, capsys):
     capsys.readouterr()
     assert zoo("list", f"zoo={tmp_path / 'zoo'}", "json=true", *filters) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)["entries"]] == names
+
+
+def test_list__goes_on_without_a_zoo_that_does_not_answer(tmp_path, monkeypatch, capsys, caplog):
+    publish(cache_storage())
+    monkeypatch.setenv("MOECAST_ZOO", f"https://example.invalid/zoo,{tmp_path / 'none'}")
+    monkeypatch.setenv("MOECAST_OFFLINE", "1")
+    assert zoo("list", "json=true") == 0
+    names = [one["name"] for one in json.loads(capsys.readouterr().out)["entries"]]
+    assert "tiny/stride" in names
+    assert "example.invalid/zoo is on the network" in caplog.text
+    assert "none is not a zoo" in caplog.text
+    assert zoo("list", "zoo=https://example.invalid/zoo") == 2
+
+
+def test_list__by_an_unknown_metric_is_refused(tmp_path, refused) -> None:
+    publish(tmp_path)
+    assert "metric: unknown metric 'acuracy'. Did you mean 'accuracy'" in refused(
+        "list", f"zoo={tmp_path}", "metric=acuracy"
+    )
 
 
 # ---- nothing is unpickled
@@ -223,6 +257,14 @@ def test_pull__of_a_model_gets_what_the_system_takes(zoo_of_models: str) -> None
         find_entry(f"{name}@production").verify()
     assert zoo("pull", "tiny", "system=promoe", zoo_of_models) == 0
     assert "tiny/stride" in pulled()
+
+
+def test_pull__of_a_model_that_fails_lists_nothing(zoo_of_models: str) -> None:
+    far = FolderStorage(Path(zoo_of_models.removeprefix("zoo=")))
+    damaged = Zoo(far).read_index().entries["tiny/reuse"].latest
+    (far.folder / blob_path(damaged)).write_bytes(b"")
+    assert zoo("pull", "tiny", zoo_of_models) == 2
+    assert not pulled()
 
 
 INCOMPLETE = [

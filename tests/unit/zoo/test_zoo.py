@@ -10,7 +10,7 @@ from tests.builders.zoos import Refused, fail_each_fsync, publish, zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.commands.publish import check_publishable
 from zoo.entry import open_entry
-from zoo.errors import DamagedError, RefusedError
+from zoo.errors import DamagedError, RefusedError, ZooError
 from zoo.index import EntryReference
 from zoo.storage import BUILTIN, cache_storage
 from zoo.storage.folder import FolderStorage
@@ -42,19 +42,24 @@ def test_writers_at_once__lose_no_listing(tmp_path: Path) -> None:
     assert target.read_index().serial == 8
 
 
-def test_failed_write__lists_complete_entries_only(entry, tmp_path, monkeypatch):
+def test_failed_write__lists_all_entries_or_none(entry, tmp_path, monkeypatch):
     """The Nth fsync fails, for every N there is; the next try succeeds."""
-    published = open_entry(entry)
-    blobs = {one.sha256 for one in published.manifest.files.values()}
+    tiny_entry(tmp_path / "mlp", name="tiny/mlp")
+    published = [open_entry(entry), open_entry(tmp_path / "mlp")]
+    names = {one.manifest.name for one in published}
+    blobs = {file.sha256 for one in published for file in one.manifest.files.values()}
     for number, failing in enumerate(fail_each_fsync(monkeypatch)):
         target = WritableZoo(FolderStorage(tmp_path / str(number)))
         with failing:
-            target.add(published)
-        for name in target.read_index().entries:
+            target.add(*published)
+        listed = set(target.read_index().entries)
+        assert listed in (set(), names)
+        for name in listed:
             target.open(EntryReference(name)).verify()
-        target.add(published)
-        target.open(EntryReference("tiny/stride")).verify()
-        assert len(target.storage.names("blobs/sha256")) == len(blobs) + 1
+        target.add(*published)
+        for name in names:
+            target.open(EntryReference(name)).verify()
+        assert len(target.storage.names("blobs/sha256")) == len(blobs) + 2
 
 
 MISSING_FIELDS = [
@@ -86,6 +91,15 @@ def test_push__refuses_a_poor_card(card: bytes | None, lacks: str, entry: Path) 
     forge_card(entry, card)
     with pytest.raises(RefusedError, match=lacks):
         check_publishable(open_entry(entry))
+
+
+def test_change__that_would_make_the_index_unreadable_is_refused(tmp_path: Path) -> None:
+    publish(tmp_path)
+    before = (tmp_path / "index.json").read_bytes()
+    target, reference = WritableZoo(FolderStorage(tmp_path)), EntryReference("tiny/stride")
+    with pytest.raises(ZooError, match="its index would be wrong: entries.*String should match"):
+        target.move_alias(reference, "x" * 80, check=lambda *_: None)
+    assert (tmp_path / "index.json").read_bytes() == before
 
 
 def test_push__refuses_untracked_files(entry: Path, tmp_path: Path, refused: Refused) -> None:

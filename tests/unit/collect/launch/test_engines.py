@@ -14,7 +14,8 @@ import pytest
 
 from collect.config import LauncherConfig, LauncherKind
 from collect.errors import LaunchError
-from collect.launch.pool import WorkerPool
+from collect.launch.pool import start_pool
+from collect.launch.processes import share_gpus
 from predictors.errors import MoecastError
 from tests.builders.processes import ROOT, run
 from tests.builders.waiting import wait_for
@@ -66,7 +67,7 @@ def test_engine__does_every_unit_and_outlives_its_workers(config, tmp_path) -> N
     said: list[str] = []
     units = ["slow-1", "fails-1-2", "kills-1-1", "fine-1", "fine-2", "slow-2"]
     arguments = {"folder": str(tmp_path)}
-    with WorkerPool(config, ENTRY, arguments, logs=tmp_path / "logs", say=said.append) as pool:
+    with start_pool(config, ENTRY, arguments, logs=tmp_path / "logs", say=said.append) as pool:
         values = pool.run(units, advance=advanced.append)
         assert values == {unit: {"unit": unit} for unit in units}
         assert sorted(advanced) == sorted(units)
@@ -88,10 +89,10 @@ def test_engine__does_every_unit_and_outlives_its_workers(config, tmp_path) -> N
 def test_engine__an_error_of_the_user_is_reported_as_it_is(config, tmp_path) -> None:
     arguments = {"folder": str(tmp_path), "refuses": "there is no such model"}
     refused = pytest.raises(LaunchError, match=r"^there is no such model$")
-    with refused, WorkerPool(config, ENTRY, arguments, logs=tmp_path / "logs") as pool:
+    with refused, start_pool(config, ENTRY, arguments, logs=tmp_path / "logs") as pool:
         pool.run(["fine-1", "fine-2"])
     refused = pytest.raises(LaunchError, match=r"^wrong-1 is wrong$")
-    with refused, WorkerPool(config, ENTRY, {"folder": str(tmp_path)}, logs=tmp_path) as pool:
+    with refused, start_pool(config, ENTRY, {"folder": str(tmp_path)}, logs=tmp_path) as pool:
         pool.run(["wrong-1"])
     assert begun_units(tmp_path) == ["wrong-1"]
     assert_no_worker_is_left()
@@ -100,14 +101,14 @@ def test_engine__an_error_of_the_user_is_reported_as_it_is(config, tmp_path) -> 
 def test_local__what_a_worker_prints_is_in_its_log(tmp_path: Path) -> None:
     config = LauncherConfig(workers=1, threads=1)
     logs = tmp_path / "logs"
-    with WorkerPool(config, ENTRY, {"folder": str(tmp_path)}, logs=logs) as pool:
+    with start_pool(config, ENTRY, {"folder": str(tmp_path)}, logs=logs) as pool:
         pool.run(["fine-1", "fails-1-1"])
     text = (logs / "worker-0.log").read_text()
     assert "noise of fine-1" in text
     assert "Traceback" in text
     arguments = {"folder": str(tmp_path), "breaks": True}
     broken = pytest.raises(LaunchError, match=r"^ImportError: no such library$")
-    with broken, WorkerPool(config, ENTRY, arguments, logs=logs) as pool:
+    with broken, start_pool(config, ENTRY, arguments, logs=logs) as pool:
         pool.run(["fine-1"])
     assert "no such library" in (logs / "worker-0.log").read_text()
 
@@ -116,10 +117,10 @@ def test_local__workers_end_when_the_command_is_killed(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path\n"
         "from collect.config import LauncherConfig\n"
-        "from collect.launch.pool import WorkerPool\n"
+        "from collect.launch.pool import start_pool\n"
         "config = LauncherConfig(workers=2, threads=1)\n"
         f"home = {str(tmp_path)!r}\n"
-        f"pool = WorkerPool(config, {ENTRY!r}, {{'folder': home}}, logs=Path(home, 'logs'))\n"
+        f"pool = start_pool(config, {ENTRY!r}, {{'folder': home}}, logs=Path(home, 'logs'))\n"
         "pool.run([f'slow-{i}' for i in range(999)])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
@@ -139,9 +140,19 @@ def test_local__workers_end_when_the_command_is_killed(tmp_path: Path) -> None:
 def test_local__gpus_are_divided_among_workers(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     config = LauncherConfig(workers=2, threads=3, gpus=2)
-    with WorkerPool(config, "tests.builders.launched:open_surroundings", {}, logs=tmp_path) as pool:
+    with start_pool(config, "tests.builders.launched:open_surroundings", {}, logs=tmp_path) as pool:
         found = pool.run([f"u{i}" for i in range(8)]).values()
     assert {(one["gpus"], one["threads"]) for one in found} <= {("4,5", "3"), ("6,7", "3")}
+
+
+@pytest.mark.parametrize(("visible", "workers"), [("", 1), ("-1", 1), ("4,5,6", 2), (None, 999)])
+def test_local__gpus_that_are_not_visible_are_refused(visible, workers, monkeypatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    said = rf"launcher.workers={workers} with launcher.gpus=2 each: \d+ GPUs are visible here"
+    with pytest.raises(LaunchError, match=said):
+        share_gpus(LauncherConfig(workers=workers, gpus=2))
 
 
 @pytest.mark.engines
@@ -185,7 +196,7 @@ def test_ray__joins_a_cluster_with_a_token_only(tmp_path: Path) -> None:
 def test_slurm__a_missing_cluster_is_reported_in_one_line(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match=r"launcher\.cluster=local"):
-        WorkerPool(LauncherConfig(kind=LauncherKind.SLURM), ENTRY, {}, logs=tmp_path)
+        start_pool(LauncherConfig(kind=LauncherKind.SLURM), ENTRY, {}, logs=tmp_path)
 
 
 def test_config__refuses_what_does_not_fit() -> None:

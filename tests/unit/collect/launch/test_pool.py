@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,23 +9,24 @@ from hypothesis import strategies as st
 
 from collect.config import LauncherConfig
 from collect.errors import LaunchError
-from collect.launch import pool as pools
-from collect.launch.pool import WorkerPool
-from collect.launch.processes import UnitResult
+from collect.launch.processes import UnitResult, WorkerPool
 
 
-class ScriptedEngine:
+class ScriptedPool(WorkerPool):
     """Units fail, lose their worker (and the rest of its share) or are done, as scripted."""
 
     logs = "logs"
 
-    def __init__(self, scripts: dict[str, list[str]], *, seed: int = 0):
+    def __init__(
+        self, scripts: dict[str, list[str]], retries: int, *, seed: int = 0, say=lambda _: None
+    ):
+        super().__init__(LauncherConfig(workers=2, retries=retries), say)
         self._scripts = {unit: iter(words) for unit, words in scripts.items()}
         self._chance = random.Random(seed)
         self.done: list[str] = []
         self.closed = False
 
-    def run(self, units: Sequence[str]) -> Iterator[UnitResult]:
+    def attempt(self, units: Sequence[str]) -> Iterator[UnitResult]:
         for unit in self._chance.sample(units, len(units)):
             word = next(self._scripts[unit], "done")
             if word == "done":
@@ -41,59 +41,53 @@ class ScriptedEngine:
         self.closed = True
 
 
-def make_pool(engine: ScriptedEngine, retries: int, *, say=lambda _: None) -> WorkerPool:
-    config = LauncherConfig(workers=2, retries=retries)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pools, "start_engine", lambda *_: engine)
-        return WorkerPool(config, "m:f", {}, logs=Path("logs"), say=say)
-
-
 words = st.lists(st.sampled_from(["fails", "done"]), max_size=5)
 scripts = st.dictionaries(st.sampled_from([f"u{i}" for i in range(8)]), words, max_size=8)
 
 
 @given(scripts, st.integers(0, 3), st.integers(0, 99))
 def test_pool__every_unit_is_done_once_or_given_up(script, retries, seed) -> None:
-    engine = ScriptedEngine(script, seed=seed)
+    pool = ScriptedPool(script, retries, seed=seed)
     tried = {unit: said[: retries + 1] for unit, said in script.items() if len(said) > retries}
     given_up = {unit for unit, said in tried.items() if "done" not in said}
     advanced: list[str] = []
-    with make_pool(engine, retries) as pool:
+    with pool:
         if given_up:
             with pytest.raises(LaunchError, match=f"^{len(given_up)} of {len(script)} units"):
                 pool.run(list(script), advance=advanced.append)
         else:
             values = pool.run(list(script), advance=advanced.append)
             assert values == {unit: f"result of {unit}" for unit in script}
-    assert engine.closed
-    assert advanced == engine.done
-    assert sorted(engine.done) == sorted(set(script) - given_up)
+    assert pool.closed
+    assert advanced == pool.done
+    assert sorted(pool.done) == sorted(set(script) - given_up)
 
 
 @given(st.integers(0, 3), st.integers(0, 99))
 def test_pool__a_unit_that_kills_its_worker_costs_no_other(retries: int, seed: int) -> None:
     script = {"kills": ["dies"] * 9} | {f"u{i}": [] for i in range(8)}
-    engine = ScriptedEngine(script, seed=seed)
+    pool = ScriptedPool(script, retries, seed=seed)
     reason = "^1 of 9 units failed.* kills: kills!"
-    with make_pool(engine, retries) as pool, pytest.raises(LaunchError, match=reason):
+    with pool, pytest.raises(LaunchError, match=reason):
         pool.run(list(script))
-    assert sorted(engine.done) == sorted(set(script) - {"kills"})
+    assert sorted(pool.done) == sorted(set(script) - {"kills"})
 
 
 def test_pool__reports_unit_and_logs_of_a_failure() -> None:
-    engine = ScriptedEngine({"a": ["fails"] * 9, "b": [], "c": []})
     lines: list[str] = []
+    script = {"a": ["fails"] * 9, "b": [], "c": []}
+    pool = ScriptedPool(script, 1, say=lines.append)
     reason = r"1 of 3 units failed, the others are done\. a: a!; logs"
-    with make_pool(engine, 1, say=lines.append) as pool, pytest.raises(LaunchError, match=reason):
+    with pool, pytest.raises(LaunchError, match=reason):
         pool.run(["a", "b", "c"])
     assert lines == ["a is tried again: a!; logs: logs", "a is given up: a!; logs: logs"]
-    assert set(engine.done) == {"b", "c"}
+    assert set(pool.done) == {"b", "c"}
     assert pool.counts == {"units": 3, "retried": 1}
 
 
 def test_pool__gives_up_when_no_worker_reports_anything() -> None:
-    engine = ScriptedEngine({})
-    engine.run = lambda _units: iter(())
+    pool = ScriptedPool({}, retries=2)
+    pool.attempt = lambda _units: iter(())
     reason = "a: no worker came to it"
-    with make_pool(engine, retries=2) as pool, pytest.raises(LaunchError, match=reason):
+    with pool, pytest.raises(LaunchError, match=reason):
         pool.run(["a"])

@@ -13,8 +13,9 @@ from tests.builders.entries import tiny_entry, tiny_spec, write_popularity
 from tests.builders.zoos import publish
 from zoo.catalog import Zoo
 from zoo.errors import MismatchError, ZooError
-from zoo.index import blob_path
-from zoo.storage import cache_storage
+from zoo.index import EntryReference, blob_path
+from zoo.load import load_predictor
+from zoo.storage import builtin_storage, cache_storage
 
 SPEC, MODEL = tiny_spec(), ModelConfig(name="tiny")
 
@@ -51,6 +52,17 @@ def test_locate__of_a_kind_is_the_models_entry(tmp_path):
     assert locate_predictor(tmp_path, own, name="tiny") == tmp_path
     (tmp_path / "stride").mkdir()
     assert locate_predictor("stride", own, name="tiny", entries=tmp_path) == tmp_path / "stride"
+
+
+def test_locate__finds_a_version_that_another_models_hides():
+    own = publish(cache_storage(), name="tiny/stride")
+    publish_other("tiny/stride")
+    found = locate_predictor("stride", SPEC.identity, name="tiny")
+    assert found == f"tiny/stride@{own.digest[:12]}"
+    builtin = Zoo(builtin_storage()).open(EntryReference("qwen2-moe-tiny/stride")).manifest
+    publish_other("qwen2-moe-tiny/stride")
+    found = locate_predictor("stride", builtin.spec.identity, name="qwen2-moe-tiny")
+    assert load_predictor(found, spec=builtin.spec).kind == "stride"
 
 
 def test_locate__a_damaged_entry_of_another_model_does_no_harm(caplog):
