@@ -198,7 +198,13 @@ def parse_text(key: str, text: str, declared: Any) -> Any:
     if not is_list and declared is not Any and set(members) <= {bool, int, float, NoneType}:
         return text
     try:
-        return read_yaml(text)
+        value = read_yaml(text)
+        if get_origin(declared) is dict and isinstance(value, dict):
+            # To YAML, a colon without a space after it is a part of the key.
+            for name in [name for name, part in value.items() if part is None and ":" in str(name)]:
+                value.pop(name)
+                value |= read_yaml(name.replace(":", ": ", 1))
+        return value
     except ValueError as error:
         raise ConfigError(f"{key}={text[:200]}: {error}") from error
 

@@ -44,7 +44,10 @@ def test_second_group__has_its_own_choice_and_options() -> None:
     assert config.other_hardware == config.hardware
 
 
-DICTIONARIES = ["predictor.options={capacity: 7}", "predictor.options.capacity=7"]
+DICTIONARIES = [
+    *("predictor.options={capacity: 7}", "predictor.options={capacity:7}"),
+    "predictor.options.capacity=7",
+]
 
 
 @pytest.mark.parametrize("argument", DICTIONARIES)
