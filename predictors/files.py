@@ -21,6 +21,7 @@ import platformdirs
 from predictors.errors import DiskFullError, MoecastError
 
 CACHE = "MOECAST_CACHE"
+OFFLINE = "MOECAST_OFFLINE"
 
 TEMPORARY = ".tmp"
 """End of the names of files that are being written."""
@@ -74,6 +75,11 @@ def path_exists(path: str | Path) -> bool:
         return Path(path).exists()
     except (OSError, ValueError):
         return False
+
+
+def is_offline() -> bool:
+    """Whether the user forbids the network: `MOECAST_OFFLINE` is set to anything but 0."""
+    return os.environ.get(OFFLINE, "0") not in ("", "0")
 
 
 def expand_home(path: str | Path) -> Path:

@@ -2,6 +2,8 @@
 
 import os
 
+from predictors.files import is_offline
+
 WAIT_POLICY = "OMP_WAIT_POLICY"
 MOST_COMPILED = 128
 """Products that oneDNN keeps compiled, .3 MiB each. The experts of a prompt of 1,900 tokens have
@@ -27,3 +29,6 @@ def set_library_defaults() -> None:
     """
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    if is_offline():
+        # The Hub's client, and data sets, do not know our variable.
+        os.environ["HF_HUB_OFFLINE"] = "1"

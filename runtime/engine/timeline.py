@@ -61,6 +61,8 @@ class ChromeTraceWriter:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        if not self.path.name:
+            raise MoecastError(f"trace_events={path}: it names no file; give a file's path")
         self._partial = self.path.with_name(self.path.name + ".partial")
         self._file = open_partial(self.path, self._partial)
         self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')

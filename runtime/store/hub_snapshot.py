@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from predictors.files import explain_no_home
+from predictors.files import OFFLINE, explain_no_home, is_offline
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.store.model_check import (
@@ -42,7 +42,7 @@ def find_snapshot(config: ModelConfig) -> Path:
     """
     from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
-    if config.local_only or HF_HUB_OFFLINE:
+    if config.local_only or HF_HUB_OFFLINE or is_offline():
         folder = find_cached_snapshot(config)
         if folder is not None:
             return folder
@@ -67,6 +67,11 @@ def _download(config: ModelConfig, patterns: list[str]) -> Path:
 
 @contextmanager
 def _explain_failures(config: ModelConfig) -> Iterator[None]:
+    if is_offline():
+        raise CheckpointError(
+            f"model {config.id!r} is not on this machine, and {OFFLINE} forbids to download it: "
+            "unset it"
+        )
     try:
         yield
     except OSError as error:

@@ -214,8 +214,9 @@ def identity(folder: Path, config: ModelConfig) -> dict[str, str]:
         return read_without_experts(folder)["origin"]
     # A snapshot's commit says more than the branch, or the beginning of a commit, that was given.
     revision = None if folder.parent.name == SNAPSHOTS else config.revision
+    is_folder = config.id == BUILTIN or expand_home(config.id).is_dir()
     return {
-        "model_id": config.name if config.id == BUILTIN or Path(config.id).is_dir() else config.id,
+        "model_id": config.name if is_folder else config.id,
         "revision": revision or find_revision(folder),
         "config_hash": config_hash(read_config_file(folder)),
     }

@@ -1,17 +1,16 @@
 """The interfaces of storage: reading by path, publishing, and single-file operations."""
 
 import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any, ClassVar
 
 from predictors.errors import DiskFullError
+from predictors.files import OFFLINE, is_offline
 from zoo.errors import UnreachableError
 
 CHUNK_BYTES = 1 << 20
-OFFLINE = "MOECAST_OFFLINE"
 
 
 class Storage(ABC):
@@ -162,8 +161,8 @@ def join_chunks(chunks: Iterable[bytes], *, limit: int | None) -> bytes:
 
 
 def refuse_when_offline(address: str) -> None:
-    """Raises UnreachableError if MOECAST_OFFLINE is set to anything but 0."""
-    if os.environ.get(OFFLINE, "0") not in ("", "0"):
+    """Raises UnreachableError if `MOECAST_OFFLINE` forbids the network."""
+    if is_offline():
         raise UnreachableError(
             f"{address} is on the network, and {OFFLINE} is set; unset it, or name a folder"
         )

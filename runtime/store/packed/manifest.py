@@ -245,7 +245,7 @@ def read_manifest(folder: Path) -> tuple[StoreContents, bytes]:
 
 def suggest_packing(folder: Path) -> str:
     output = shlex.quote(f"output={folder}")
-    return f"pack the model again (moecast pack {output} overwrite=true)"
+    return f"pack the model again (moecast pack MODEL {output} overwrite=true, options as before)"
 
 
 def read_plain(file: Path, *, limit: int) -> bytes:

@@ -170,7 +170,7 @@ def test_commands_in_messages__are_quoted_for_the_shell(tmp_path, capsys, monkey
     (store / "manifest.json").write_text("")
     with pytest.raises(MoecastError) as caught:
         read_manifest(store)
-    assert f"(moecast pack 'output={store}' overwrite=true)" in str(caught.value)
+    assert f"(moecast pack MODEL 'output={store}' overwrite=true, " in str(caught.value)
     model = ModelConfig(name=folder.name, id=str(folder))
     assert shlex.split(describe_choice(model)) == [str(folder)]
     assert describe_choice(replace(model, id="a=b/c")) == "model=a=b/c"

@@ -1,6 +1,7 @@
 """Inflated models: the same text, the requested size, complete or absent."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,8 +107,11 @@ def test_inflate__refuses_what_it_cannot_do(tiny, tmp_path, monkeypatch):
         inflated(tiny, tmp_path / "output", expert_bytes=30_000)
 
 
-def test_command__keeps_the_identity_that_predictors_were_made_for(tiny, tmp_path):
+def test_command__keeps_the_identity_that_predictors_were_made_for(tiny, tmp_path, monkeypatch):
     model, output = ModelConfig(name="tiny", id=str(tiny)), tmp_path / "made" / "output"
     results = run(InflateConfig(model=model, output=output, expert_size="30KiB"))
     assert results["expert_bytes"] == expert_bytes(output) == 49_152
     assert identity(output, ModelConfig(name="other", id=str(output))) == identity(tiny, model)
+    # A folder is one, however its path is written.
+    monkeypatch.setenv("HOME", str(tiny.parent))
+    assert identity(tiny, replace(model, id=f"~/{tiny.name}")) == identity(tiny, model)

@@ -77,6 +77,9 @@ def test_writer__replaces_regular_files_only(kind, tmp_path):
     for path in (tmp_path / "trace.json", Path("/dev/null")):
         with pytest.raises(MoecastError, match=f"trace_events={path}: .* is not a regular file"):
             ChromeTraceWriter(path)
+    for path in ("", "/"):
+        with pytest.raises(MoecastError, match=f"trace_events={path}: it names no file"):
+            ChromeTraceWriter(path)
     assert target.read_text() == "kept"
     assert not Path("/dev/null.partial").exists()
 

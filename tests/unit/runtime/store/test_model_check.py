@@ -270,6 +270,8 @@ def test_explain_failure__has_the_reason_of_the_hub_and_what_to_do() -> None:
 def test_resolve__without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE forbids" in refusal("org/model", local_only=False)
+    monkeypatch.setenv("MOECAST_OFFLINE", "1")
+    assert "MOECAST_OFFLINE forbids" in refusal("org/model", local_only=False)
     assert "model.local_only=false" in refusal("org/model")
 
 
