@@ -7,7 +7,7 @@ from typing import Any
 from collect.traces import Trace, TraceSignal
 from collect.traces.layout import PROBES
 from predictors.base import Signal, check_options
-from predictors.baselines import TokenPredictor
+from predictors.baselines import SkipPredictor, TokenPredictor
 from predictors.config import ALL, PredictorConfig
 from predictors.errors import PredictorError
 from predictors.expert_map import DISTANCE, ExpertMapPredictor
@@ -61,6 +61,7 @@ def leave_out_kinds(config: PredictorConfig, kinds: Iterable[str], trace: Trace)
     spec = trace.spec
     reach = {kind: cls.horizon for kind, cls in FEED_FORWARD.items()}
     reach[ExpertMapPredictor.kind] = int(config.options.get("distance", DISTANCE))
+    reach[SkipPredictor.kind] = int(config.options.get("horizon", 1))
     reasons = {}
     for kind in kinds:
         if not set(collect_signals([kind])) <= {TraceSignal.WEIGHTS, *trace.signals}:
