@@ -83,11 +83,16 @@ def leave_out_kinds(config: PredictorConfig, kinds: Iterable[str], trace: Trace)
 
 
 def options_by_kind(config: PredictorConfig) -> dict[str, dict[str, Any]]:
-    """Return options by kind; raises as `predictors.base.check_options`."""
+    """Return options by kind; raises as `predictors.base.check_options`, and for a learned kind."""
     if not config.options:
         return {}
     if config.kind == ALL:
         raise PredictorError(
             "predictor.options belong to one kind: predictor=KIND predictor.options={...}"
+        )
+    if config.kind in LEARNED:
+        raise PredictorError(
+            f"predictor.options: training {config.kind} does not use {', '.join(config.options)}: "
+            "leave them out; `system.predictor_options` overrides an entry's where it is served"
         )
     return {config.kind: check_options(predictor_class(config.kind), config.options)}
