@@ -198,7 +198,9 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         with timer.stage("report", "results.json is written; drawing the report"):
             tracked.log_report(*draw_report(record, trace, config))
     model, kind = describe_choice(config.model), config.predictor.kind
-    own = config.folder if kind in WITH_REUSE else config.folder / "entries" / kind
+    # Entries of one kind may have several names: skip, skip-2.
+    named = (entries[name] for name, predictor in predictors.items() if predictor.kind == kind)
+    own = config.folder if kind in WITH_REUSE else next(named, config.folder)
     push = shlex.join(["moecast", "zoo", "push", str(config.folder)])
     sys.stderr.write(
         f"next: `{push}` adds the entries to your zoo, from which every command with this model "

@@ -12,6 +12,7 @@ from predictors.registry import REUSE_PREDICTORS
 from predictors.spec import ModelSpec
 from predictors.table import Table, format_or_dash
 from runtime.config import SystemConfig
+from runtime.errors import BudgetError
 from runtime.policy.counters import sum_counters
 from runtime.presets import load_system
 from runtime.sim.hardware import RooflineHardware
@@ -80,8 +81,13 @@ class RoutedStream:
     def replay(self, system: SystemConfig, budget: str) -> ReplayStats:
         """Replay it under the system's eviction policy; a kind in `forecasts` stands for `reuse`.
 
-        Nothing is prefetched.
+        Nothing is prefetched. A budget that is too small for one token in one layer is taken as the
+        least that is not.
         """
+        try:
+            slots = budget_slots(budget, self.spec, ANY)
+        except BudgetError:
+            slots = self.spec.top_k
         forecasts = self.forecasts.get(system.eviction)
         return replay(
             self.steps,
@@ -89,7 +95,7 @@ class RoutedStream:
             spec=self.spec,
             system=system if forecasts is None else replace(system, eviction="reuse"),
             hardware=ANY,
-            budget_slots=budget_slots(budget, self.spec, ANY),
+            budget_slots=slots,
             reuse_predictor=None if forecasts is None else forecasts.predictor(self.spec),
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 from collect.traces import Trace, TraceSignal
 from collect.traces.layout import PROBES
 from predictors.base import Signal, check_options
-from predictors.baselines import TokenPredictor
+from predictors.baselines import SkipPredictor, TokenPredictor
 from predictors.config import ALL, PredictorConfig
 from predictors.errors import PredictorError
 from predictors.expert_map import DISTANCE, ExpertMapPredictor
@@ -61,6 +61,7 @@ def leave_out_kinds(config: PredictorConfig, kinds: Iterable[str], trace: Trace)
     spec = trace.spec
     reach = {kind: cls.horizon for kind, cls in FEED_FORWARD.items()}
     reach[ExpertMapPredictor.kind] = int(config.options.get("distance", DISTANCE))
+    reach[SkipPredictor.kind] = int(config.options.get("horizon", 1))
     reasons = {}
     for kind in kinds:
         if not set(collect_signals([kind])) <= {TraceSignal.WEIGHTS, *trace.signals}:
@@ -82,11 +83,16 @@ def leave_out_kinds(config: PredictorConfig, kinds: Iterable[str], trace: Trace)
 
 
 def options_by_kind(config: PredictorConfig) -> dict[str, dict[str, Any]]:
-    """Return options by kind; raises as `predictors.base.check_options`."""
+    """Return options by kind; raises as `predictors.base.check_options`, and for a learned kind."""
     if not config.options:
         return {}
     if config.kind == ALL:
         raise PredictorError(
             "predictor.options belong to one kind: predictor=KIND predictor.options={...}"
+        )
+    if config.kind in LEARNED:
+        raise PredictorError(
+            f"predictor.options: training {config.kind} does not use {', '.join(config.options)}: "
+            "leave them out; `system.predictor_options` overrides an entry's where it is served"
         )
     return {config.kind: check_options(predictor_class(config.kind), config.options)}

@@ -96,7 +96,8 @@ class ResidualStack(PredictorStack):
             f"{KIND}/{group(self.sources[n], h)}/layer_{self.targets[n][h]:02d}"
             for n, h in self._used
         ]
-        self.needs = InputSpec(frozenset(source.signal for source in self.sources), DECAYS)
+        # The router's logits are computed from gate inputs, though a single layer's is no source.
+        self.needs = InputSpec(frozenset({FIRST_SOURCE.signal, Signal.GATE_INPUT}), DECAYS)
         num, hidden, experts = len(self.sources), spec.hidden_size, spec.num_experts
         outputs = self.num_targets * experts
         self.weight_in_NDF = nn.Parameter(uniform(num, hidden, width, inputs=hidden))

@@ -147,6 +147,14 @@ def test_train__run_again_draws_a_report_that_was_not_finished(setup, tmp_path, 
     assert page.is_file()
 
 
+def test_train__names_the_entry_of_the_selected_kind(setup, tmp_path, capsys) -> None:
+    given = ["predictor=skip", "predictor.options={horizon: 2}", "score_shifted=false"]
+    assert run_program("train", [*setup, *given, "figures=false"]) == 0
+    entry = open_entry(tmp_path / "run" / "entries" / "skip-2")
+    assert entry.manifest.options["horizon"] == 2
+    assert f" predictor={entry.where}` uses them" in capsys.readouterr().err
+
+
 def test_train__of_a_zoo_scores_its_entries_again(stride, folder, tmp_path, capsys):
     zoo, again = f"zoo={tmp_path / 'zoo'}", tmp_path / "again"
     assert run_program("zoo", ["push", str(tmp_path / "run"), zoo]) == 0

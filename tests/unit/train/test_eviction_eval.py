@@ -54,3 +54,10 @@ def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path) -> None:
         assert rates["lru"]["decode"] == pytest.approx(hits / (len(steps) * spec.num_layers))
         assert max(rate["decode"] for rate in rates.values()) == rates["belady"]["decode"]
         assert "reuse" not in rates
+
+
+def test_hit_rates__of_a_budget_below_one_token_are_those_of_the_least(tmp_path) -> None:
+    # 10 % of eight experts are none, 25 % are the two of a token.
+    trace = make_trace(tmp_path / "t", spec=make_spec(num_layers=1), num_units=1)
+    for rates in eviction_eval.compare_policies(trace, [], num_tokens=20).values():
+        assert rates["10%"] == rates["25%"] != rates["50%"]

@@ -110,6 +110,9 @@ def test_options_of__are_those_of_the_kind_or_an_error() -> None:
     assert options_by_kind(config) == {"eam-request": {"capacity": 9}}
     with pytest.raises(PredictorError, match="eam-request: unknown option 'size'. Choices: capac"):
         options_by_kind(PredictorConfig(kind="eam-request", options={"size": 9}))
+    unused = PredictorConfig(kind="residual", options={"prompt_window": 9, "horizons": 1})
+    with pytest.raises(PredictorError, match="residual does not use prompt_window, horizons: leav"):
+        options_by_kind(unused)
     with pytest.raises(PredictorError, match="belong to one kind"):
         options_by_kind(PredictorConfig(kind="all", options={"capacity": 9}))
 

@@ -75,14 +75,18 @@ def test_config__names_the_key_and_the_allowed_values(field: str, value: int) ->
         TrainConfig(**{field: value})
 
 
-@pytest.mark.parametrize(("num_layers", "deep"), [(4, []), (3, ["expert-map"]), (2, ["stride"])])
+@pytest.mark.parametrize(
+    ("num_layers", "deep"),
+    [(4, []), (3, ["expert-map"]), (2, ["stride"]), (1, ["mlp", "skip", "stride"])],
+)
 def test_deep_kinds__are_left_out_of_models_with_few_layers(num_layers, deep, tmp_path):
     trace = make_trace(tmp_path / "t", spec=make_spec(num_layers=num_layers))
-    left_out = leave_out_kinds(PredictorConfig(kind="mlp"), KINDS, trace)
-    assert set(deep) <= set(left_out) <= {"stride", "expert-map"}
-    for kind in left_out:
-        with pytest.raises(TrainError, match=f"predictor={kind}: .* has {num_layers}"):
-            leave_out_kinds(PredictorConfig(kind=kind), KINDS, trace)
+    left_out = leave_out_kinds(PredictorConfig(kind="token"), KINDS, trace)
+    assert set(deep) <= set(left_out) <= {*deep, "stride", "expert-map"}
+    far = PredictorConfig(kind="skip", options={"horizon": num_layers})
+    for config in (far, *(PredictorConfig(kind=kind) for kind in left_out)):
+        with pytest.raises(TrainError, match=f"predictor={config.kind}: .* has {num_layers}"):
+            leave_out_kinds(config, KINDS, trace)
 
 
 @pytest.mark.parametrize("login", ["user", "user:password", "user:p@ssword", "me@here:p@ss@word"])

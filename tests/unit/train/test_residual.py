@@ -12,8 +12,9 @@ from predictors import residual
 from predictors.base import Forecast
 from predictors.errors import PredictorError
 from predictors.residual import ResidualPredictor, share_chosen
-from tests.builders.traces import make_spec
+from tests.builders.traces import make_spec, make_trace
 from train.data import InputSpec, TraceBatches, TraceSubset
+from train.pipeline import export_predictors
 from train.predictor_stack import PredictorStack
 from train.residual import ResidualStack, platt
 
@@ -194,6 +195,17 @@ def test_losses__are_the_cross_entropy_with_the_targets_own_router(trace: Trace)
     expected = nn.functional.cross_entropy(family(batch)[1, :, 1], truth)
     assert family.sources[1].layer == 0
     assert losses["residual/horizon_2/layer_02"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_residual__of_one_layer_is_trained_and_exported(tmp_path) -> None:
+    trace = make_trace(tmp_path / "t", spec=make_spec(num_layers=1), num_units=1)
+    family = ResidualStack(trace.spec, ROUTERS[:1], None, horizons=3)
+    batch = next(iter(TraceBatches(trace, TraceSubset.FIT, batch_size=8, needs=family.needs)))
+    assert family.losses(batch).isfinite().all()
+    made, _ = export_predictors([family], trace)
+    hidden_TD = np.ones((1, SPEC.hidden_size), np.float32)
+    made["residual"].begin_step(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    assert [forecast.layer for forecast in made["residual"].layer_input(0, hidden_TD)] == [0]
 
 
 def test_platt__counts_the_id_of_no_choice_as_no_expert() -> None:
