@@ -113,11 +113,9 @@ def fit_token(trace: Trace) -> TokenPredictor:
     spec = trace.spec
     tokens = trace.tokens[trace.rows("train")].astype(np.int64)
     ids_S, place_N, uses_S = np.unique(tokens, return_inverse=True, return_counts=True)
-    counts = [
-        count_rows(chosen_NK, place_N, len(ids_S), spec.num_experts)
-        for chosen_NK in chosen_columns(trace)
-    ]
-    counts_SLE = np.stack(counts, axis=1).astype(np.int64)
+    counts_SLE = np.empty((len(ids_S), spec.num_layers, spec.num_experts), np.int64)
+    for layer, chosen_NK in enumerate(chosen_columns(trace)):
+        counts_SLE[:, layer] = count_rows(chosen_NK, place_N, len(ids_S), spec.num_experts)
     return TokenPredictor.from_counts(spec, ids_S, counts_SLE, uses_S)
 
 
@@ -145,7 +143,7 @@ def request_matrices(trace: Trace, *phases: Phase) -> Floats:
         )
         for chosen_NK in chosen_columns(trace)
     ]
-    return np.stack(counts, axis=1).astype(np.float32)
+    return np.stack(counts, axis=1)
 
 
 def fit_eam_sequence(

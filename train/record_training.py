@@ -18,7 +18,7 @@ DESTINATIONS = ("run_dir", "debug", "overwrite", "figures", "logger", "launcher"
 """Options that no result depends on: where it goes, and which processes make it."""
 SCORING = ("other_kinds", "zoo")
 """Options that no weight depends on, and that name folders of the machine."""
-LOGIN = re.compile(r"(?<=://)[^/]+@")
+LOGIN = re.compile(r"(?<=://)[^/\s]+@")
 """User name and password of an address, up to its last `@`: a password may contain one."""
 
 

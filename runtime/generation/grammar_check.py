@@ -37,7 +37,7 @@ LIMITS = llguidance.LLParserLimits(
 )
 """Bound one step to some tens of milliseconds, and the states of an answer to some 40 MiB."""
 
-NUM_TRIED = 2
+NUM_TRIED = 64
 """Bytes of an answer to try: after a brace, an object may go on with any of its properties."""
 NAMED = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose value has subschemas by name."""

@@ -168,7 +168,7 @@ def _read_csv(path: Path, lines: Iterable[str]) -> Iterator[Located]:
         for _, rows in groupby(_whole_rows(path, reader), key=token_and_layer)
         for where in [f"{path}, line {reader.line_num}"]
     )
-    has_places = not {"position", "step"}.isdisjoint(names)
+    has_places = not {"position", "step", "token", "request"}.isdisjoint(names)
     return lines_of_log if has_places else _require_layers(path, lines_of_log)
 
 

@@ -200,18 +200,22 @@ def _verify(store: PackedStore, advance: Advance) -> None:
 @contextmanager
 def _locked(work: Path) -> Iterator[None]:
     """Holds the lock of the folder, which is removed at the end if nothing is in it."""
-    while True:
-        work.mkdir(exist_ok=True)
-        handle = os.open(work, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
-            raise StoreError(f"another process is packing in {work}; wait for its end") from error
-        # The run that had the lock before may have removed the folder.
-        if work.exists() and os.path.samestat(os.fstat(handle), work.stat()):
-            break
-        os.close(handle)
+    is_held = False
+    while not is_held:
+        with suppress(FileExistsError):
+            work.mkdir()
+        # The run that has the lock removes the folder at its end: at any moment here.
+        with suppress(FileNotFoundError):
+            handle = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_held = os.path.samestat(os.fstat(handle), work.stat())
+            except BlockingIOError as error:
+                why = f"another process is packing in {work}; wait for its end"
+                raise StoreError(why) from error
+            finally:
+                if not is_held:
+                    os.close(handle)
     try:
         yield
     finally:

@@ -154,6 +154,11 @@ BAD_CSV = [
 ]
 
 
+def test_import__tokens_of_one_layer_may_be_told_by_their_ids(tmp_path: Path) -> None:
+    trace = imported(tmp_path, "layer,expert,token\n0,1,7\n0,2,7\n0,3,8\n0,1,8\n", "log.csv")
+    assert trace.column("experts", 0)[:].tolist() == [[1, 2], [3, 1]]
+
+
 @pytest.mark.parametrize(("text", "message"), BAD_CSV)
 def test_import__bad_csv_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(RoutingLogError, match=message):

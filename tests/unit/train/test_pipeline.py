@@ -18,7 +18,7 @@ from train.errors import TrainError
 from train.find_trace import find_trace, open_named_trace, require_model
 from train.kinds import collect_signals, leave_out_kinds
 from train.nonlearned import RouterWeights, make_skip
-from train.record_training import hide_place
+from train.record_training import LOGIN, hide_place
 from train.replay import budget_slots, first_tokens
 
 HARDWARE = toy_accelerator()
@@ -93,6 +93,7 @@ def test_deep_kinds__are_left_out_of_models_with_few_layers(num_layers, deep, tm
 def test_hide_place__leaves_no_part_of_a_login(login: str) -> None:
     address = f"https://{login}@host/trace"
     assert hide_place({"trace": [address]}) == {"trace": ["https://host/trace"]}
+    assert LOGIN.sub("", f"train trace={address} a=b@c") == "train trace=https://host/trace a=b@c"
 
 
 def test_named_trace__a_mistyped_one_is_refused_with_what_is_there(tmp_path) -> None:

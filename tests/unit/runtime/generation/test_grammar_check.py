@@ -32,6 +32,10 @@ HOSTILE_SCHEMAS = {
     "properties that anything may follow": {"properties": {f"p{i}": {} for i in range(4000)}},
     "recursion without end": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
     "properties of which each may be the first": many_properties(400),
+    "such properties further inside": {
+        "properties": {"a": many_properties(400)},
+        "required": ["a"],
+    },
     "levels": json.loads('{"items":' * 140 + "{}" + "}" * 140),
 }
 HARMLESS_SCHEMAS = {

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import itertools
+import os
 import shutil
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -155,22 +156,25 @@ def test_pack__two_at_once_are_one_too_many(tmp_path, planned):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("module", [fcntl, os])
 def test_pack__another_run_may_end_before_the_lock_is_got(
-    tmp_path, planned, overwrite, monkeypatch
+    tmp_path, planned, overwrite, module, monkeypatch
 ):
-    output, lock = tmp_path / "store", fcntl.flock
+    output, name = tmp_path / "store", "flock" if module is fcntl else "open"
+    call = getattr(module, name)
 
-    def lock_late(handle: int, operation: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", lock)
-        pack(*planned, output)
-        lock(handle, operation)
+    def call_late(target, *arguments, **options):
+        if module is fcntl or str(target).endswith(".packing"):
+            monkeypatch.setattr(module, name, call)
+            pack(*planned, output)
+        return call(target, *arguments, **options)
 
     def second(_: int) -> None:
         if overwrite:
             with pytest.raises(StoreError, match="another process is packing"):
                 pack(*planned, output, overwrite=True)
 
-    monkeypatch.setattr(fcntl, "flock", lock_late)
+    monkeypatch.setattr(module, name, call_late)
     done = pack(*planned, output, overwrite=overwrite, advance=second)
     assert done.written == (EXPERTS if overwrite else 0)
 
