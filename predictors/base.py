@@ -207,6 +207,10 @@ class Predictor:
             return self
         return type(self).from_files(self.spec, self.files(), self.options())
 
+    def as_learned(self) -> Self:
+        """Returns the predictor whose files hold what it has learned while serving."""
+        return self
+
     def for_all_tokens(self) -> Self:
         """Returns it renewed, with forecasts of all tokens of a prompt: to measure accuracy."""
         return self.renewed()

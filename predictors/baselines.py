@@ -26,6 +26,7 @@ class PopularityPredictor(StoredPredictor):
 
     Args:
         shares_LE: share of the trace's tokens that layer l routed to expert e.
+        tokens_L: tokens that a layer's shares weigh; None: `PRIOR_TOKENS`.
         ahead: layers that are forecast as each one is routed, and the first ones at the start
             of the step; None is all layers at the start of the step.
         learning: go on counting while serving, "across the entire lifetime of the serving system"
@@ -33,6 +34,7 @@ class PopularityPredictor(StoredPredictor):
     """
 
     kind = "popularity"
+    optional = frozenset({"tokens"})
     signals = frozenset({Signal.TOKENS})
     stateless = True
 
@@ -40,6 +42,7 @@ class PopularityPredictor(StoredPredictor):
         self,
         spec: ModelSpec,
         shares_LE: Floats,
+        tokens_L: Floats | None = None,
         *,
         ahead: int | None = None,
         learning: bool = False,
@@ -54,10 +57,14 @@ class PopularityPredictor(StoredPredictor):
             self.stateless = False  # type: ignore[misc]
         if ahead is not None or learning:
             self.signals = frozenset({Signal.TOKENS, Signal.ROUTED})  # type: ignore[misc]
-        self._shares_LE = shares_LE.astype(np.float32)
-        self._counts_LE = PRIOR_TOKENS * shares_LE.astype(np.float64)
+        self._fitted = {"shares": shares_LE.astype(np.float32)}
         self._tokens_L = np.full(spec.num_layers, PRIOR_TOKENS)
         """Tokens that each layer's counts are of."""
+        if tokens_L is not None:
+            self._tokens_L = np.maximum(tokens_L.astype(np.float64), PRIOR_TOKENS)
+            self._fitted["tokens"] = self._tokens_L.copy()
+        self._shares_LE = self._fitted["shares"].copy()
+        self._counts_LE = self._tokens_L[:, None] * shares_LE.astype(np.float64)
         self._num_tokens = 0
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
@@ -84,11 +91,14 @@ class PopularityPredictor(StoredPredictor):
         ]
 
     def arrays(self) -> dict[str, Floats]:
-        return {"shares": self._shares_LE}
+        return self._fitted
+
+    def as_learned(self) -> Self:
+        return type(self)(self.spec, self._shares_LE, self._tokens_L, **self.options())
 
     @classmethod
     def shapes(cls, spec: ModelSpec) -> Shapes:
-        return {"shares": (spec.num_layers, spec.num_experts)}
+        return {"shares": (spec.num_layers, spec.num_experts), "tokens": (spec.num_layers,)}
 
 
 class DependencyPredictor(StoredPredictor):

@@ -3,6 +3,8 @@
 Shape suffixes: T tokens, K top_k, L layers, E experts of a layer, F experts of the layer before.
 """
 
+from typing import Self
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,9 +23,9 @@ class CorrelationPredictor(StoredPredictor):
     the tendencies of all tokens across multiple batches and select the top-K"). Layer 0 has no
     previous layer: its experts' own shares are used.
 
-    Counting continues during serving, and these counts are not saved ("we refrain from saving the
-    updates"). The initial counts weigh at most `prior_tokens` tokens, so that the updates have an
-    effect (section 8).
+    Counting continues during serving, and an entry keeps the initial counts ("we refrain from
+    saving the updates"); `as_learned` has them all. The initial counts weigh at most `prior_tokens`
+    tokens, so that the updates have an effect (section 8).
 
     Args:
         pairs_LFE: tokens with expert f in layer l-1 and e in layer l; row 0 is not used.
@@ -129,7 +131,10 @@ class CorrelationPredictor(StoredPredictor):
 
     def arrays(self) -> dict[str, NDArray]:
         pairs_LFE, uses_LE = self._fitted
-        return {"pairs": pairs_LFE.astype(np.uint32), "uses": uses_LE.astype(np.uint32)}
+        return {"pairs": pairs_LFE, "uses": uses_LE}
+
+    def as_learned(self) -> Self:
+        return type(self)(self.spec, self._pairs_LFE, self._uses_LE, **self.options())
 
     @classmethod
     def shapes(cls, spec: ModelSpec) -> Shapes:

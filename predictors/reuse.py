@@ -116,7 +116,8 @@ class FadingSums:
         """Adds tokens of one request, or the mean of one token of each request.
 
         Returns `[F, E]`, valid until the next call: the sums as means in [0, 1], the input of
-        networks. The id E is no expert.
+        networks. The id E is no expert. A token without finite probabilities is left out: it would
+        stay in the sums for ever.
         """
         sum_FE = self._sums_FE[layer]
         if is_one_request and kernels is not None:
@@ -125,10 +126,13 @@ class FadingSums:
                 kernels.fade_token(sum_FE, DECAYS, len(COUNT_DECAYS), experts, logits_E, means_FE)
             return means_FE
         chance_NE = softmax(logits_NE)
+        is_finite_N = np.isfinite(chance_NE).all(axis=1)
+        if not is_finite_N.all():
+            experts_NK, chance_NE = experts_NK[is_finite_N], chance_NE[is_finite_N]
         if is_one_request:
             for experts_K, chance_E in zip(experts_NK, chance_NE, strict=True):
                 fade_token(sum_FE, experts_K, chance_E)
-        else:
+        elif len(chance_NE):
             used_NE = mark_used(experts_NK, sum_FE.shape[1])
             fade(sum_FE, used_NE.mean(axis=0), chance_NE.mean(axis=0))
         return np.asarray(normalize_sums(sum_FE))

@@ -761,7 +761,8 @@ static Py_ssize_t read_choice(PyObject *used, Py_ssize_t place, Py_ssize_t num_e
 /* fade_token(fading_FE, decays_F, num_counts, used, logits_E, means_FE)
  *
  * Adds a token to a layer's fading sums: the first `num_counts` rows count the experts `used`, the
- * others add the router's probabilities. Writes the sums as means in [0, 1] to `means_FE`. */
+ * others add the router's probabilities. Writes the sums as means in [0, 1] to `means_FE`. A token
+ * without finite probabilities is left out: it would stay in the sums for ever. */
 static PyObject *fade_token(PyObject *module, PyObject *arguments) {
     PyObject *fading, *decays, *used, *logits, *means;
     Py_ssize_t num_counts;
@@ -780,10 +781,12 @@ static PyObject *fade_token(PyObject *module, PyObject *arguments) {
     float *logits_E = decay_F ? open_floats(&views, logits, num_experts, 0) : NULL;
     float *means_FE = logits_E ? open_floats(&views, means, num_rows * num_experts, 1) : NULL;
     if (!means_FE || !(chance_E = chances_of(logits_E, num_experts))) goto done;
-    for (Py_ssize_t f = 0; f < num_rows; f++)
+    /* Each was divided by the sum of all: one that is not finite makes the first NaN. */
+    int is_finite = !num_experts || isfinite(chance_E[0]);
+    for (Py_ssize_t f = 0; f < num_rows && is_finite; f++)
         fade_row(sums_FE + f * num_experts, decay_F[f], f < num_counts ? NULL : chance_E,
                  num_experts);
-    for (Py_ssize_t u = 0; u < num_used; u++) {
+    for (Py_ssize_t u = 0; u < num_used && is_finite; u++) {
         Py_ssize_t e = read_choice(used, u, num_experts);
         if (PyErr_Occurred()) goto done;
         for (Py_ssize_t f = 0; f < num_counts && e >= 0; f++)

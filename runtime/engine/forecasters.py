@@ -364,7 +364,8 @@ class LearnedStore:
             return
         self._has_changed = False
         self._saved_at = time.monotonic()
+        name = name_entry(self._model, predictor.kind)
         try:
-            write_entry(self._folder, predictor, name=name_entry(self._model, predictor.kind))
+            write_entry(self._folder, predictor.as_learned(), name=name)
         except (OSError, DiskFullError) as error:
             log.warning("what the predictor learned was not saved to %s: %s", self._folder, error)

@@ -76,7 +76,7 @@ def read_routing_log(path: Path) -> RoutingLog:
     """Request to (position, layer) of its last line."""
     keys, experts, weights = [], [], []
     for line in _parse(path):
-        name = str(line.request or 0)
+        name = "0" if line.request is None else str(line.request)
         number = numbers.setdefault(name, len(numbers))
         position = line.position
         if position is None:

@@ -258,6 +258,12 @@ class Simulator:
         tokens = {e: tokens_per_expert[e] for e in missed}
         costs = self._hybrid.split_costs(math.ceil(sum(tokens.values()) / len(tokens)))
         on_host, _ = choose_host_experts(tokens, costs)
+        others = [e for e in tokens_per_expert if e not in on_host]
+        below = self.cache.top.below
+        is_full = below is not None and len(on_host) == below.cache.share(layer)
+        if is_full and not all(self.cache.is_ready((layer, e)) for e in others):
+            # The others come through a slot of host memory, where all would be pinned.
+            on_host -= {max(on_host, key=lambda e: (tokens[e], e))}
         return on_host, costs.host_side([tokens[e] for e in on_host])
 
     def _wait_until(self, end: float) -> None:

@@ -144,6 +144,12 @@ def test_import__reads_integers_as_data_frames_write_them(tmp_path: Path) -> Non
         assert trace.column("experts", 0)[:].tolist() == [[0], [1]]
 
 
+def test_import__an_empty_name_is_a_request_of_its_own(tmp_path: Path) -> None:
+    lines = [{**LOG[0], "request": name} for name in ("", 0, "a")]
+    lines += [{**line, "layer": 3} for line in lines]
+    assert imported(tmp_path, lines).requests.tolist() == [0, 1, 2]
+
+
 BAD_CSV = [
     (CSV.replace("expert", "expert_id"), "line 1: columns .*expected layer, expert"),
     (CSV + "2, one, 1, 0.5, decode, a\n", "line 10: could not convert.*'one'"),

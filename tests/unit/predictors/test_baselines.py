@@ -108,3 +108,11 @@ def test_popularity__goes_on_counting() -> None:
     np.testing.assert_allclose(found[-1][0].scores_TE, [np.array([0.25, 0.25, 3.25, 0.25]) / 4])
     np.testing.assert_allclose(found[0][1].scores_TE, [np.array([2.25, 1.25, 0.25, 0.25]) / 4])
     assert not predictor.stateless
+    # The fifth and sixth token, without and with a restart after the fourth.
+    for served in (predictor.as_learned().renewed(), predictor):
+        serve(served, np.array([[[0]], [[0]]]))
+        found = serve(served, np.array([[[0]], [[0]]]))
+        np.testing.assert_allclose(found[-1][0].scores_TE, [np.array([2.25, 0.25, 3.25, 0.25]) / 6])
+    np.testing.assert_allclose(
+        serve(predictor.renewed(), np.array([[[0]], [[0]]]))[-1][0].scores_TE, shares[:1]
+    )

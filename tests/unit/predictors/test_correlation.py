@@ -44,7 +44,7 @@ def test_hot_experts__have_the_largest_sum_of_tendencies() -> None:
     assert found.wanted == [1]
 
 
-def test_table__counts_while_serving_and_saves_the_initial_counts() -> None:
+def test_table__counts_while_serving_and_an_entry_keeps_the_initial_counts() -> None:
     predictor = CorrelationPredictor.empty(SPEC)
     before = predictor.files()
     assert serve(predictor, step([0, 1], [2, 1]))[0][1].scores_TE.tolist() == [[0, 0, 0]]
@@ -53,6 +53,9 @@ def test_table__counts_while_serving_and_saves_the_initial_counts() -> None:
     np.testing.assert_allclose(found[0][1].scores_TE, [[0, 0.5, 0.5]])
     np.testing.assert_allclose(found[-1][0].scores_TE, [[1, 1, 0]])
     assert predictor.files() == before
+    # A token more: both of expert 0's, and expert 2's one, went to 2 and 1.
+    learned = predictor.as_learned().renewed()
+    np.testing.assert_allclose(serve(learned, step([0, 2], [2, 1]))[0][1].scores_TE, [[0, 1, 1]])
 
 
 def test_prior__weighs_at_most_prior_tokens() -> None:

@@ -32,3 +32,20 @@ def test_add__is_the_decaying_mean_of_choices_and_probabilities(monkeypatch, ker
         tokens += zip(experts_NK.tolist(), logits_NE, strict=True)
         means_FE = sums.add(1, experts_NK, logits_NE, is_one_request=True)
         np.testing.assert_allclose(means_FE, expected_means(tokens), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("is_one_request", [True, False])
+@pytest.mark.parametrize("kernels", [None, reuse.kernels], ids=["numpy", "compiled"])
+def test_add__leaves_a_token_out_whose_logits_are_not_finite(monkeypatch, kernels, is_one_request):
+    monkeypatch.setattr(reuse, "kernels", kernels)
+    sums, tokens = FadingSums(NUM_LAYERS, NUM_EXPERTS), []
+    for spoilt in (None, np.nan, np.inf, None):
+        experts_NK = RANDOM.integers(0, NUM_EXPERTS, (1, 4))
+        logits_NE = RANDOM.standard_normal((1, NUM_EXPERTS)).astype(np.float32)
+        if spoilt is None:
+            tokens.append((experts_NK[0].tolist(), logits_NE[0]))
+        else:
+            logits_NE[0, 5] = spoilt
+        means_FE = sums.add(1, experts_NK, logits_NE, is_one_request=is_one_request)
+        np.testing.assert_allclose(means_FE, expected_means(tokens), atol=1e-5)

@@ -7,6 +7,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from predictors.baselines import PopularityPredictor
+from predictors.correlation import CorrelationPredictor
 from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
 from predictors.errors import MoecastError
@@ -15,7 +17,7 @@ from predictors.requests import IDLE_STEPS
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.forecasters import LearnedStore
 from runtime.policy.forecast_scheduler import ForecastScheduler
-from tests.builders.predictors import small_spec
+from tests.builders.predictors import serve, small_spec, token_step
 from tests.unit.runtime.policy.test_device_cache import make_cache
 
 
@@ -40,6 +42,21 @@ def test_learned__is_there_after_a_restart(tmp_path) -> None:
     # The last requests of each run have not ended when the run does.
     assert sizes == [0, 3]
     assert LearnedStore(folder, model="tiny").restore(predictor).collection.size == 6
+
+
+@pytest.mark.parametrize("kind", [CorrelationPredictor, PopularityPredictor])
+def test_learned__goes_on_with_its_weight_after_a_restart(store, kind) -> None:
+    served = kind.empty(small_spec(), learning=True)
+    driver = PredictorDriver(served, ForecastScheduler(make_cache(), top_k=1), learned=store)
+    serve_requests(driver, served.spec, range(6))
+    driver.close()
+    restored = store.restore(kind.empty(served.spec, learning=True))
+    for predictor in (served, restored):
+        serve(predictor, token_step(1, served.spec.num_layers, 1))
+    own, other = (serve(one, token_step(1, 3, 2)) for one in (served, restored))
+    for place, found in own.items():
+        for layer, forecast in found.items():
+            np.testing.assert_allclose(other[place][layer].scores_TE, forecast.scores_TE, rtol=1e-6)
 
 
 @pytest.fixture

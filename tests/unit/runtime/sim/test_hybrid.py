@@ -1,11 +1,13 @@
 """Replays in which the host's processor computes missed experts where they lie."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from predictors.errors import MoecastError
-from tests.builders.simulated import one_token, toy_accelerator, toy_machine
+from tests.builders.entries import tiny_spec
+from tests.builders.simulated import one_token, routed_step, toy_accelerator, toy_machine
 from tests.unit.runtime.sim import test_simulator
 
 MACHINE = toy_accelerator(
@@ -39,6 +41,16 @@ def test_hybrid__an_expert_must_lie_in_host_memory():
     machine = replace(MACHINE, store_bytes_per_second=1.0)
     stats = run([one_token(0, 1), one_token(2, 3), one_token(0, 1)], machine=machine, slots=(2, 8))
     assert (stats.total.misses, stats.total.computed_below, stats.tpot_seconds[2]) == (6, 2, 24.0)
+
+
+def test_hybrid__leaves_a_copy_a_slot_of_host_memory():
+    """Host memory holds experts 0 and 1, both missed together with one that the disk has."""
+    machine = replace(MACHINE, store_bytes_per_second=1.0, host_share=0.5)
+    steps = [routed_step([[0, 1, 2]])]
+    spec = tiny_spec(num_layers=1, num_experts=4, top_k=1, hidden_size=1)
+    hybrid: dict[str, Any] = {"prefetch": False, "hybrid": True, "spec": spec}
+    stats = test_simulator.run(None, steps, 1, machine=machine, **hybrid)
+    assert (stats.total.misses, stats.total.computed_below) == (3, 1)
 
 
 def test_hybrid__needs_hardware_that_describes_host_memory():
