@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -120,7 +121,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise MoecastError(
             f"host={host} port={port}: cannot listen there ({error.strerror or error}); "
-            "choose another port, or port=0 for a free one"
+            "choose another port (port=0: a free one), or another host"
         ) from error
     # Connections inherit the option; asyncio sets it only on sockets that name their protocol.
     # Without it the second part of a response waits 40 ms for the first one's acknowledgement.
@@ -221,7 +222,8 @@ async def serve(
     await shutdown.is_requested.wait()
     log.info("shutting down", extra={"fields": {"reason": shutdown.reason, "grace": grace_seconds}})
     service.drain()
-    idle = asyncio.create_task(asyncio.to_thread(service.wait_idle, grace_seconds))
+    longest = min(grace_seconds, threading.TIMEOUT_MAX)
+    idle = asyncio.create_task(asyncio.to_thread(service.wait_idle, longest))
     immediate = asyncio.create_task(shutdown.is_immediate.wait())
     await asyncio.wait({idle, immediate}, return_when=asyncio.FIRST_COMPLETED)
     immediate.cancel()

@@ -180,10 +180,9 @@ def parse_chat(
 def check_limits(body: GenerationBody, info: ModelInfo, limits: ServeConfig) -> None:
     """Raise RequestError for options that are invalid with any prompt."""
     require_model(body.model, info)
-    if (body.n or 1) > limits.max_choices:
-        raise RequestError(
-            f"n={body.n}: this server allows at most {limits.max_choices}", param="n"
-        )
+    most = min(limits.max_choices, limits.max_accepted)
+    if (body.n or 1) > most:
+        raise RequestError(f"n={body.n}: this server allows at most {most}", param="n")
 
 
 def require_model(name: str | None, info: ModelInfo, *, param: str | None = "model") -> None:

@@ -188,6 +188,11 @@ CHALLENGE = {"www-authenticate": 'Basic realm="moecast", charset="UTF-8"'}
 SLASHES = re.compile("/{2,}")
 
 
+def plain_path(scope: Scope) -> str:
+    """A request's path without superfluous slashes."""
+    return SLASHES.sub("/", scope["path"]).rstrip("/") or "/"
+
+
 class AccessMiddleware:
     """Rejects requests for another host or without a key, and corrects the paths of the others.
 
@@ -210,7 +215,7 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = SLASHES.sub("/", scope["path"]).rstrip("/") or "/"
+        path = plain_path(scope)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         scope = {**scope, "path": path, "raw_path": quote(path).encode(), "method": method}
         try:

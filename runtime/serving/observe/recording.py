@@ -66,7 +66,7 @@ class PromptRecorder(ServiceObserver):
     def _append(self, line: bytes) -> bool:
         """Write a line at the end; False if the file has its size."""
         # Not to be opened through a link, and without waiting for the reader of a pipe.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(self.path, flags, 0o600)
         try:
             found = os.fstat(descriptor)
@@ -79,6 +79,8 @@ class PromptRecorder(ServiceObserver):
                 return False
             if not found.st_size:
                 os.fchmod(descriptor, 0o600)
+            elif line and os.pread(descriptor, 1, found.st_size - 1) != b"\n":
+                line = b"\n" + line
             if os.write(descriptor, line) < len(line):
                 # A disk that is nearly full takes a part, of which nothing is to remain.
                 with suppress(OSError):

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.serving.app import NO_TELEMETRY
 from runtime.serving.choice import CompletionChoice, FinishReason
+from runtime.serving.edge.middleware import plain_path
 from runtime.serving.service import GenerationService, ServiceObserver
 
 OPERATIONS = {
@@ -69,7 +70,7 @@ class Tracing:
             **NO_TELEMETRY,
             "tracing": True,
             "tracer_provider": self._provider,
-            "exclude": lambda scope: scope["path"] not in OPERATIONS,
+            "exclude": lambda scope: plain_path(scope) not in OPERATIONS,
         }
 
     def install(self, service: GenerationService, app: FastAPI, *, model_name: str) -> None:
@@ -92,13 +93,14 @@ class TraceContextMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in OPERATIONS:
+        path = plain_path(scope) if scope["type"] == "http" else ""
+        if path not in OPERATIONS:
             await self._app(scope, receive, send)
             return
         trace_id = trace.get_current_span().get_span_context().trace_id
         scope["state"]["log"]["trace_id"] = trace.format_trace_id(trace_id)
         # The service's observers are called in this context.
-        token = context.attach(context.set_value(OPERATION, OPERATIONS[scope["path"]]))
+        token = context.attach(context.set_value(OPERATION, OPERATIONS[path]))
         try:
             await self._app(scope, receive, send)
         finally:

@@ -45,6 +45,14 @@ def sampling_of(body: CompletionRequest | ChatRequest, **model: Any) -> Sampling
     return parsed(body, **model).prompts[0].sampling
 
 
+@pytest.mark.parametrize("body", [chat(n=2), completion(n=2)])
+def test_answers_that_never_fit__are_refused(body: ChatRequest | CompletionRequest) -> None:
+    parse: Any = parse_chat if isinstance(body, ChatRequest) else parse_completion
+    with pytest.raises(RequestError, match="n=2: this server allows at most 1") as caught:
+        parse(body, info(), ServeConfig(max_running=1, max_waiting=0))
+    assert caught.value.param == "n"
+
+
 def test_call_without_a_mark__is_one_of_an_offered_tool() -> None:
     form = format_of(FAMILIES["llama"].template)
     request = parsed(chat(tools=TOOLS), answer_format=form, tool_template=ToolTemplate())

@@ -34,10 +34,12 @@ def test_file__is_its_owners_and_continued(tmp_path: Path) -> None:
     assert recorded(path) == [[1, 7], [2, 7]]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.rename(tmp_path / "moved")
+    # An editor may leave the last line without an end.
+    path.write_text('{"tokens": [3]}')
     recorder = make(path)
-    recorder.on_ended(ended([3]))
+    recorder.on_ended(ended([4]))
     assert recorder.status() == {"is_active": True, "num_requests": 1}
-    assert recorded(path) == [[3]]
+    assert recorded(path) == [[3], [4]]
 
 
 def test_sample__has_complete_answers_only(tmp_path: Path, monkeypatch) -> None:

@@ -73,7 +73,8 @@ def assert_has(thing: Any, expected: dict[str, Any]) -> None:
 
 def test_request__is_a_span_of_standard_attributes_in_the_clients_trace(traced):
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "mine"}
-    response = traced.server.post(COMPLETIONS, json=BODY | {"top_k": 3}, headers=headers)
+    path = f"{COMPLETIONS}/"
+    response = traced.server.post(path, json=BODY | {"top_k": 3}, headers=headers)
     spans = traced.spans()
     (request,), (answer,) = spans["POST /v1/completions"], spans["text_completion tiny"]
     assert (request.kind, f"{parent_of(request):016x}") == (SpanKind.SERVER, PARENT)
