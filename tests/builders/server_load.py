@@ -41,14 +41,18 @@ def complete(url: str, tokens: int, *, timeout: float = 600) -> RequestEnd:
 @contextmanager
 def accepted_requests(target: ServerProcess, number: int, *, tokens: int) -> Iterator[list[Future]]:
     """Yields when the server has accepted all requests; waits for their ends after the block."""
-    ended = target.metrics().get(ENDED_COUNTER, 0.0)
+
+    def count_accepted() -> float:
+        metrics = target.metrics()
+        return metrics[RUNNING_GAUGE] + metrics[WAITING_GAUGE] + metrics.get(ENDED_COUNTER, 0.0)
+
+    # The end of a request before may be counted after its client has read it.
+    before = count_accepted()
     with ThreadPoolExecutor(number) as pool:
         ends = [pool.submit(complete, target.url, tokens) for _ in range(number)]
 
         def are_accepted() -> bool:
-            metrics = target.metrics()
-            accepted = metrics[RUNNING_GAUGE] + metrics[WAITING_GAUGE]
-            return accepted + metrics.get(ENDED_COUNTER, 0.0) - ended == number
+            return count_accepted() - before == number
 
         wait_for(are_accepted, f"{number} requests are accepted", seconds=60)
         yield ends
