@@ -5,6 +5,7 @@ loopback only, without its dashboard, and a cluster is joined only by its addres
 """
 
 import os
+import re
 import secrets
 import sys
 import time
@@ -157,6 +158,11 @@ def describe_nodes() -> str:
         describe_resources({name: node.get(name, 0) for name in ("CPU", "GPU")})
         for node in read_nodes()
     )
+
+
+def find_cause(message: str) -> str:
+    """Return what the last exception of a traceback says, without its class."""
+    return re.split(r"^[\w.]+: ", message, flags=re.MULTILINE)[-1].strip()
 
 
 class HeadWatch:

@@ -5,12 +5,16 @@ import logging
 import os
 import queue
 import signal
+import time
+from contextlib import suppress
 from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.api import RunTarget
 from ray.serve.config import AutoscalingConfig, BackpressureConfig, HTTPOptions
 from ray.serve.context import _get_global_client as get_serve_client
+from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 from starlette.types import ASGIApp
 
@@ -26,6 +30,7 @@ from runtime.serving.ray_cluster import (
     HeadWatch,
     describe_nodes,
     describe_resources,
+    find_cause,
     fits_a_node,
     join,
     keep_to_loopback,
@@ -40,6 +45,7 @@ those that its own queue rejects with 429."""
 HEALTH_SECONDS = 5.0
 """Interval of Ray's health checks."""
 LOAD_POLL_SECONDS = 0.05
+STATUS_POLL_SECONDS = 0.5
 SCALE_UP_SECONDS = 10.0
 """Requests must have been too many for so long before Ray starts another replica."""
 LOOK_BACK_SECONDS = 15.0
@@ -165,6 +171,7 @@ class ReplicaSet:
         """Start the replicas, or replace the running ones one after another.
 
         A replaced replica finishes the requests that it accepted; none is rejected meanwhile.
+        Returns before they run: see `are_running`.
 
         Raises:
             ReplicasFailed: with Ray's message.
@@ -189,9 +196,27 @@ class ReplicaSet:
         )
         application = deployment.bind(config, self._keys, self._version, self._revision)
         try:
-            serve.run(application, name=APPLICATION, route_prefix="/")
+            serve.run_many(
+                [RunTarget(application, name=APPLICATION)], wait_for_applications_running=False
+            )
         except (ray.exceptions.RayError, TimeoutError, RuntimeError) as error:
             raise ReplicasFailed(f"the replicas did not start: {one_line(error)}") from error
+
+    def are_running(self) -> bool:
+        """Whether all replicas of the last `deploy` have started.
+
+        Raises:
+            ReplicasFailed: they cannot, with what the constructor of one raised. Those of the
+                deployment before it go on.
+        """
+        application = serve.status().applications.get(APPLICATION)
+        if application is None:
+            raise ReplicasFailed("the replicas did not start: another command has ended them")
+        if application.status == ApplicationStatus.DEPLOY_FAILED:
+            messages = [deployment.message for deployment in application.deployments.values()]
+            cause = find_cause("\n".join(messages)) or application.message
+            raise ReplicasFailed(f"the replicas did not start: {one_line(cause)}")
+        return application.status == ApplicationStatus.RUNNING
 
     def check_head(self) -> None:
         """Ask the cluster's head whether it is there, unless that was done a moment ago.
@@ -212,12 +237,16 @@ class ReplicaSet:
             ) from error
 
     def close(self) -> None:
-        """Finish accepted requests, then stop Ray Serve unless it serves something else by now."""
+        """Finish accepted requests, then stop Ray Serve unless it serves something else by now.
+
+        Ctrl-C ends this at once. A cluster's replicas then finish their requests by themselves.
+        """
         if self._is_lost:
             return
-        serve.delete(APPLICATION)
-        if not serve.status().applications:
-            serve.shutdown()
+        with suppress(KeyboardInterrupt):
+            serve.delete(APPLICATION)
+            if not serve.status().applications:
+                serve.shutdown()
         if self._owns_ray:
             ray.shutdown()
 
@@ -259,12 +288,14 @@ def make_autoscaling(config: ServeConfig) -> AutoscalingConfig | None:
     )
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: Exception | str) -> str:
     return " ".join(str(error).split())[:600]
 
 
 def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, Any]:
     """Serve until SIGTERM or Ctrl-C; SIGHUP replaces all replicas, one after another.
+
+    A second SIGTERM or Ctrl-C does not wait for accepted requests.
 
     Raises:
         KeyboardInterrupt: at one of these signals before the replicas run.
@@ -278,6 +309,8 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
     try:
         replicas.check_room()
         replicas.deploy()
+        while not replicas.are_running():
+            time.sleep(STATUS_POLL_SECONDS)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: signals.put(number))
         most = "" if config.max_replicas is None else f" to {config.max_replicas}"
@@ -288,13 +321,10 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
             soft_wrap=True,
         )
         manager.on_state(ServiceState.READY)
-        updates = 0
-        while (last := wait_for_signal(signals, replicas, manager)) == signal.SIGHUP:
-            console.print("replacing the replicas", highlight=False)
-            replicas.deploy()
-            updates += 1
-            console.print("replaced", highlight=False)
+        updates, last = serve_until_ended(signals, replicas, manager)
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.default_int_handler)
         manager.on_state(ServiceState.DRAINING)
         replicas.close()
     return {
@@ -305,17 +335,42 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
     }
 
 
-def wait_for_signal(
+def serve_until_ended(
     signals: "queue.SimpleQueue[int]", replicas: ReplicaSet, manager: ServiceManager
-) -> int:
-    """Return the next signal. Python runs signal handlers only between two short waits.
+) -> tuple[int, int]:
+    """Update the replicas at each SIGHUP; returns the number of updates and the signal that ends.
+
+    After an update that fails, the replicas before it go on.
 
     Raises:
         HeadLost: the cluster's head is lost.
     """
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    updates, is_updating = 0, False
     while True:
+        number = 0
+        # Python runs signal handlers only between two short waits.
         try:
-            return signals.get(timeout=0.5)
+            number = signals.get(timeout=STATUS_POLL_SECONDS)
         except queue.Empty:
             replicas.check_head()
             manager.tick(lambda: True)
+        else:
+            if number != signal.SIGHUP:
+                return updates, number
+            console.print("replacing the replicas")
+        try:
+            if number == signal.SIGHUP:
+                replicas.deploy()
+                is_updating = True
+            if is_updating and replicas.are_running():
+                is_updating, updates = False, updates + 1
+                console.print("replaced")
+        except ReplicasFailed as error:
+            is_updating = False
+            errors.print(
+                f"the update failed, and the replicas before it go on ({error}); mend this, then "
+                "send SIGHUP again",
+                markup=False,
+                soft_wrap=True,
+            )

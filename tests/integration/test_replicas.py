@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ import psutil
 import pytest
 
 from benchmarks.process import start_process
+from runtime.config import ModelConfig
+from runtime.store.model_source import resolve
 from tests.builders.pages import free_port
 from tests.builders.waiting import wait_for
 from tests.docs.tested_commands import read_block
@@ -30,9 +33,12 @@ class Server:
         port, self.log = free_port(), tmp_path / "log"
         self.url = f"http://127.0.0.1:{port}/v1/completions"
         (documented,) = read_block("distributed.md", "replicas")
+        self.model = tmp_path / "qwen2-moe-tiny"
+        shutil.copytree(resolve(ModelConfig()), self.model)
         here = {"port=8000": f"port={port}", "moecast ": f"{sys.executable} -m moecast "}
         command = documented.adapt(here).split()
-        command += ["max_running=2", "max_waiting=8", "grace=20", f"run_dir={tmp_path / 'run'}"]
+        command += [f"model={self.model}", f"run_dir={tmp_path / 'run'}"]
+        command += ["max_running=2", "max_waiting=8", "grace=20"]
         self.process = start_process(command, self.log)
 
     def wait_to_say(self, text: str) -> None:
@@ -115,6 +121,15 @@ def test_replicas__answer_429_when_their_queues_are_full(server):
 
     with ThreadPoolExecutor(40) as pool:
         assert set(pool.map(client, range(40))) == {(200, False), (429, True)}
+
+
+def test_update_that_fails__says_why_and_leaves_the_replicas(server):
+    tokenizer = server.model / "tokenizer.json"
+    tokenizer.rename(server.model / "aside")
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_to_say("the update failed, and the replicas before it go on (")
+    assert "its tokenizer cannot be read" in server.log.read_text()
+    assert server.ask("The heart pumps blood").status_code == 200
 
 
 def test_replicas__end_on_sigterm(server):
