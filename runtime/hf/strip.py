@@ -76,8 +76,7 @@ def list_source_tensors(
         for bank in banks
         for plan in bank.values()
         if with_tied or plan.parameter.tied_to is None
-        for extents in plan.sources.values()
-        for extent in extents
+        for extent in plan.tensors()
     )
 
 

@@ -72,6 +72,8 @@ class CheckpointStore(ExpertStore):
         decodes: bool = False,
     ):
         self.files = files
+        plans = chain.from_iterable(bank.values() for bank in banks)
+        files.remember(tensor.file for plan in plans for tensor in plan.tensors())
         planner = _Planner(model, decodes=decodes, blocks=not decodes and has_blocks(banks))
         self.layouts = layouts = list[ExpertLayout]()
         self.experts_per_layer = experts_per_layer = list[int]()

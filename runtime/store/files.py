@@ -7,22 +7,25 @@ doctor` compares both ways on the model's own disk.
 
 import ctypes
 import errno
+import hashlib
 import logging
 import mmap
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from runtime.config import PageCache
 from runtime.errors import Fault, TransferError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BLOCK = 4096
 """Bytes. Disks and file systems ask for 512 or 4096 (the size of a page); 4096 does for both."""
@@ -45,6 +48,14 @@ def align(num_bytes: int, alignment: int = ALIGNMENT) -> int:
 
 class EndOfFile(Exception):
     """The file ends before the range does."""
+
+
+class Altered(Exception):
+    """The file is not the one that was remembered."""
+
+    def __init__(self, message: str, *, fault: Fault = Fault.READ):
+        super().__init__(message)
+        self.fault = fault
 
 
 class FileRange(NamedTuple):
@@ -157,12 +168,55 @@ class OpenFile:
                     os.close(descriptor)
 
 
+NUM_SAMPLES, SAMPLE_BYTES = 16, 4096
+"""Samples of each remembered file: on a hard disk they take a tenth of a second."""
+SECONDS_BETWEEN_LOOKS = 1.0
+"""Between looks at whether a remembered file was written to."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file was when its offsets were read."""
+
+    stamp: tuple[int, ...]
+    """Device, inode, size and time of the last change: alike, nobody wrote to it."""
+    samples: str
+    """Digest over bytes that are evenly spaced, which tells two checkpoints apart."""
+
+    @classmethod
+    def of(cls, descriptor: int) -> Self:
+        content = cls(stamp_of(descriptor), "")
+        digest = hashlib.sha256()
+        for i in range(NUM_SAMPLES):
+            offset = max(0, content.size - SAMPLE_BYTES) * i // (NUM_SAMPLES - 1)
+            digest.update(os.pread(descriptor, SAMPLE_BYTES, offset))
+        return replace(content, samples=digest.hexdigest())
+
+    @property
+    def size(self) -> int:
+        return self.stamp[2]
+
+
+def stamp_of(descriptor: int) -> tuple[int, ...]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def has_stamp(descriptor: int, stamp: tuple[int, ...]) -> bool:
+    try:
+        return stamp_of(descriptor) == stamp
+    except OSError:
+        return False  # of a disk that was unmounted
+
+
 class FileReader:
     """Open files by path. Thread-safe."""
 
     def __init__(self, *, page_cache: PageCache = PageCache.BYPASS):
         self._page_cache = page_cache
         self._files: dict[Path, OpenFile] = {}
+        self._contents: dict[Path, Content] = {}
+        self._looked = 0.0
         self._lock = threading.Lock()
         self._told = False
 
@@ -171,21 +225,68 @@ class FileReader:
         """Whether reads through the page cache leave nothing there."""
         return self._page_cache is not PageCache.KEEP
 
+    def remember(self, files: Iterable[Path]) -> None:
+        """Opens files whose offsets are known, and refuses from now on others under their names.
+
+        Open files stay readable when others are moved over them. One that is opened again, or was
+        written to, must have the content that it had.
+
+        Raises:
+            TransferError: the last of three attempts to open or read a file failed.
+        """
+        for file in set(files).difference(self._contents):
+            what = f"{NUM_SAMPLES * SAMPLE_BYTES} bytes of samples"
+            content = self._use(file, what, lambda opened: Content.of(opened.buffered))
+            with self._lock:
+                self._contents[file] = content
+
+    def _look(self) -> None:
+        """Opens files again that were written to, about once a second."""
+        if not self._contents or time.monotonic() < self._looked + SECONDS_BETWEEN_LOOKS:
+            return
+        self._looked = time.monotonic()
+        for file, content in self._contents.items():
+            opened = self._files.get(file)
+            if opened is not None and not has_stamp(opened.buffered, content.stamp):
+                del self._files[file]
+                if not opened.num_readers:
+                    opened.close()
+
+    def _require_content(self, opened: OpenFile) -> None:
+        file, content = opened.file, self._contents.get(opened.file)
+        if content is None or has_stamp(opened.buffered, content.stamp):
+            return
+        found = Content.of(opened.buffered)
+        if found.size < content.size:
+            raise Altered(
+                f"ends at byte {found.size}, no longer {content.size}; it was truncated: fetch it "
+                "again",
+                fault=Fault.TRUNCATED,
+            )
+        if found.samples != content.samples:
+            raise Altered(
+                "another file than when the model was loaded; load the model again, or fetch the "
+                "file that it was"
+            )
+        self._contents[file] = found
+
     def pin(self, files: Sequence[Path]) -> list[OpenFile]:
         """Opens the files where they are not open; their descriptors stay until `unpin`.
 
         Raises:
             OSError: a file cannot be opened.
+            Altered: a file is not the one that `remember` saw.
         """
         pinned: list[OpenFile] = []
         with self._lock:
             try:
+                self._look()
                 for file in files:
                     if file not in self._files:
                         self._files[file] = self._opened(file)
                     pinned.append(self._files[file])
                     self._files[file].num_readers += 1
-            except OSError:
+            except (OSError, Altered):
                 self._release(pinned)
                 raise
         return pinned
@@ -224,7 +325,13 @@ class FileReader:
                     raise
             if direct is None:
                 self._tell(file)
-        return OpenFile(file, buffered, direct)
+        opened = OpenFile(file, buffered, direct)
+        try:
+            self._require_content(opened)
+        except (OSError, Altered):
+            opened.close()
+            raise
+        return opened
 
     def _tell(self, file: Path) -> None:
         if not self._told:
@@ -242,32 +349,48 @@ class FileReader:
             what: name of what is read, for the error.
 
         Raises:
-            TransferError: the file ends too soon, or the last of three attempts failed.
+            TransferError: the file ends too soon, is not the one that `remember` saw, or the last
+                of three attempts failed.
         """
+
+        def fill(opened: OpenFile) -> None:
+            try:
+                self._read_once(opened, offset, target)
+            except EndOfFile as end:
+                self._require_content(opened)
+                raise TransferError(
+                    f"{file}: ends at byte {os.fstat(opened.buffered).st_size}, where {what} "
+                    f"needs {offset} to {offset + len(target)}; it was truncated: fetch it "
+                    "again",
+                    fault=Fault.TRUNCATED,
+                ) from end
+
+        self._use(file, f"{len(target)} bytes of {what} at {offset}", fill)
+
+    def _use(self, file: Path, what: str, use: Callable[[OpenFile], T]) -> T:
+        """Calls `use` with the open file; opens it again after an error, three times in all."""
         for attempt in range(ATTEMPTS):
             try:
                 [opened] = self.pin([file])
                 failed = True
                 try:
-                    self._read_once(opened, offset, target)
+                    result = use(opened)
                     failed = False
-                    return
-                except EndOfFile as end:
-                    raise TransferError(
-                        f"{file}: ends at byte {os.fstat(opened.buffered).st_size}, where {what} "
-                        f"needs {offset} to {offset + len(target)}; it was truncated: fetch it "
-                        "again",
-                        fault=Fault.TRUNCATED,
-                    ) from end
+                    return result
                 finally:
                     self.unpin([opened], failed=failed)
+            except Altered as error:
+                raise TransferError(
+                    f"{file}: {error} (reading {what})", fault=error.fault
+                ) from error
             except OSError as error:
                 if attempt + 1 == ATTEMPTS:
                     raise TransferError(
-                        f"{file}: reading {len(target)} bytes of {what} at {offset} failed "
-                        f"{ATTEMPTS} times: {error}; check the disk, or fetch the file again"
+                        f"{file}: reading {what} failed {ATTEMPTS} times: {error}; check the disk, "
+                        "or fetch the file again"
                     ) from error
                 time.sleep(PAUSE_SECONDS)
+        raise AssertionError("the last attempt raises")
 
     def _read_once(self, opened: OpenFile, offset: int, target: memoryview) -> None:
         if opened.direct is not None and len(target) >= SMALLEST:

@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -139,6 +140,10 @@ class WeightPlan:
         stored = sum(extent.num_bytes for extent in self.extents(0))
         size = math.prod(self.parameter.shape[1:]) * self.parameter.dtype.itemsize
         return not self.is_plain and not self.casts_first and stored < size
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        """The checkpoint's tensors that the parameter is made of, of all experts."""
+        return chain.from_iterable(self.sources.values())
 
     def extents(self, expert: int) -> list[StoredTensor]:
         """The expert's byte ranges, one for each source, in the order in which they are joined."""

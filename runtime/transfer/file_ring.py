@@ -9,7 +9,7 @@ from struct import Struct
 from runtime.policy.eviction.base import Expert
 from runtime.policy.tier import TransferTask
 from runtime.store.base import ExpertStore
-from runtime.store.files import OpenFile
+from runtime.store.files import Altered, OpenFile
 from runtime.transfer.arena import Arena
 from runtime.transfer.ring import ARRIVED, Arrivals, Ring
 from runtime.transfer.thread_ring import ThreadRing, rings
@@ -102,7 +102,7 @@ class StoreRing(Ring):
             return None
         try:
             return self._store.files.pin(files)
-        except OSError:
+        except (OSError, Altered):
             return None  # the store says what is wrong
 
     def _find_parts(self, expert: Expert) -> ExpertParts:

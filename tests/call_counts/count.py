@@ -9,6 +9,7 @@ comprehension is a call; none is counted.
 
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +22,7 @@ from benchmarks.control_plane.sections import StepProfiler
 from runtime.config import ModelConfig, PageCache, StoreConfig
 from runtime.engine import assembly
 from runtime.engine.loading import LoadOptions, load_model
+from runtime.hf import linear
 from runtime.policy.budget import Budget
 from runtime.policy.tier import TransferTask
 from runtime.presets import load_system
@@ -61,6 +63,8 @@ class PromptRing(StoreRing):
 
 
 @torch.no_grad()
+# On some processors PyTorch's kernels have other bits than ours, and no products are ours.
+@patch.object(linear, "_has_equal_bits", cache(lambda *_: True))
 def count_calls(model: ModelConfig, entries: Path, cell: str) -> Counts:
     """Count the calls of one cell, after steps that fill the arena."""
     name, budget = CELLS[cell]

@@ -46,8 +46,11 @@ def spoilt_disk(
         system: options of the system.
         well_after_seconds: the disk works again after this time, even within a request.
     """
-    with _serving(bench, mode, disk.mount, system=system) as (_, result, ask):
+    with _serving(bench, mode, disk.mount, system=system) as (model, result, ask):
         disk.is_well()
+        # What is open since loading is read through the page cache, where a short read means the
+        # end of the file.
+        model.moecast.engine.store.files.close()
         result["before"] = ask()
         disk.fails(rule)
         if well_after_seconds is not None:

@@ -114,3 +114,47 @@ def test_reader__uses_the_page_cache_as_configured(tmp_path, page_cache):
     kept = cached_bytes([path])
     assert kept >= 8 << 20 if page_cache is PageCache.KEEP else kept == 0
     reader.close()
+
+
+def other_bytes(seed):
+    return random.Random(seed).randbytes(SIZE)
+
+
+def read_some(reader, file):
+    target = bytearray(SMALLEST)
+    reader.read(file, 300_000, memoryview(target), what="it")
+    return target
+
+
+def test_reader__a_file_moved_over_a_remembered_one_is_not_read(file, tmp_path):
+    content = file.read_bytes()[300_000:][:SMALLEST]
+    reader = FileReader()
+    reader.remember([file])
+    (tmp_path / "other").write_bytes(other_bytes(1))
+    (tmp_path / "other").replace(file)
+    assert read_some(reader, file) == content
+    [opened] = reader.pin([file])
+    reader.unpin([opened], failed=True)
+    with pytest.raises(TransferError, match="bytes: another file than when the model was loaded"):
+        read_some(reader, file)
+    reader.close()
+
+
+def test_reader__a_remembered_file_that_was_written_to_is_refused_until_it_is_as_it_was(
+    file, monkeypatch
+):
+    monkeypatch.setattr(files, "SECONDS_BETWEEN_LOOKS", 0.0)
+    content = file.read_bytes()
+    reader = FileReader()
+    reader.remember([file])
+    for broken in (other_bytes(1), content[:-1], b""):
+        file.write_bytes(broken)
+        said = "load the model again" if len(broken) == SIZE else "truncated: fetch it again"
+        with pytest.raises(TransferError, match=said):
+            read_some(reader, file)
+        file.unlink()
+        with pytest.raises(TransferError, match="failed 3 times"):
+            read_some(reader, file)
+        file.write_bytes(content)  # fetched again: another inode, a later time
+        assert read_some(reader, file) == content[300_000:][:SMALLEST]
+    reader.close()
