@@ -176,7 +176,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 @dataclass(frozen=True)
 class Content:
-    """What a file was when its offsets were read."""
+    """The state of a file when its offsets were read."""
 
     stamp: tuple[int, ...]
     """Device, inode, size and time of the last change: alike, nobody wrote to it."""
