@@ -46,18 +46,16 @@ def serve(folder, kernels=DecodeKernels.OWN, dtype="bfloat16"):
 
 
 CHOSEN = [
-    (torch.bfloat16, False, None, DecodeKernels.OWN),
-    (torch.bfloat16, True, 1.9, DecodeKernels.OWN),
-    (torch.bfloat16, True, 1.1, DecodeKernels.LIBRARY),
-    (torch.float16, False, 1.9, DecodeKernels.OWN),
-    (torch.float16, False, 1.1, DecodeKernels.LIBRARY),
-    (torch.float32, False, None, DecodeKernels.LIBRARY),
+    (torch.bfloat16, None, DecodeKernels.OWN),
+    (torch.float16, 1.9, DecodeKernels.OWN),
+    (torch.float16, 1.1, DecodeKernels.LIBRARY),
+    (torch.float32, None, DecodeKernels.LIBRARY),
 ]
 
 
-@pytest.mark.parametrize(("dtype", "has_amx", "ratio", "expected"), CHOSEN)
+@pytest.mark.parametrize(("dtype", "ratio", "expected"), CHOSEN)
 def test_choose_kernels__is_measured_only_where_it_is_not_known(
-    monkeypatch, dtype, has_amx, ratio, expected
+    monkeypatch, dtype, ratio, expected
 ):
     """A measurement may differ from process to process, and with it the bits."""
 
@@ -66,7 +64,6 @@ def test_choose_kernels__is_measured_only_where_it_is_not_known(
         return ratio
 
     monkeypatch.setattr(decode_step, "measure_kernel_speedup", measure)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
     assert decode_step.choose_kernels(DecodeKernels.AUTO, dtype) is expected
     assert decode_step.choose_kernels(DecodeKernels.LIBRARY, dtype) is DecodeKernels.LIBRARY
 
