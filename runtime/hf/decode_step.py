@@ -4,9 +4,9 @@ Kernels: PyTorch hands matrix products in bfloat16 and float16 to oneDNN. On CPU
 instructions for bfloat16 oneDNN takes about twice as long for a single row as PyTorch's own kernel,
 which reads each weight once; with AVX-512's instructions for it they take the same time for small
 matrices, and PyTorch's kernel two thirds of the time for large ones; with AMX it takes .8 to 1.5
-times as long. The kernel of `runtime.hf.linear` with the same bits takes .4 to .9 of oneDNN's time
-everywhere. The switch for oneDNN belongs to the process: other threads that compute in these dtypes
-meanwhile are subject to it, too.
+times as long. The kernel of `runtime.hf.linear` with the same bits takes half of oneDNN's time
+there for matrices of experts, .9 for larger ones, and 1.1 at worst. The switch for oneDNN belongs
+to the process: other threads that compute in these dtypes meanwhile are subject to it, too.
 
 Attention: on CPUs without instructions for bfloat16, PyTorch's takes 6 to 10 times as long for one
 token in bfloat16 as in float32, conversion included: 8 ms instead of 1 for a layer of 32 heads and
