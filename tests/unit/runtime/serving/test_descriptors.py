@@ -48,6 +48,8 @@ def test_no_free_descriptor__ends_neither_server_nor_engine(folder: Path) -> Non
             return client.request("GET" if body is None else "POST", path, json=body)
 
         assert ask("/health").status_code == 200  # and connects
+        # As after a read that failed: the model's files have to be opened again.
+        server.service.loaded.model.moecast.engine.store.files.close()
         with no_free_descriptor():
             assert connection_limit() == MIN_CONNECTIONS
             failed = ask("/v1/completions", PROMPT)
@@ -58,7 +60,7 @@ def test_no_free_descriptor__ends_neither_server_nor_engine(folder: Path) -> Non
             assert (error["type"], end) == ("server_error", "data: [DONE]")
             assert "cannot read experts" in error["message"]
         assert ask("/v1/completions", PROMPT).status_code == 200
-        # From now on the model's files are open.
+        # The model's files are open again.
         with no_free_descriptor():
             statuses = [ask(path, body).status_code for path, body, _ in ANSWERED]
         assert statuses == [status for _, _, status in ANSWERED]
