@@ -46,6 +46,12 @@ SOURCES = {
                 "LLM_FFN_SILU, false,",
                 "LLM_FFN_SILU, true,",
             ),
+            # Compilers drop the stores to the tile configuration that nothing appears to read, and
+            # the first AMX instruction is then an invalid one (llama.cpp's pull request 26954).
+            "vendor/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp": (
+                "_tile_loadconfig(&tc);",
+                'asm volatile("" : : "r"(&tc) : "memory"); _tile_loadconfig(&tc);',
+            ),
             # Half of the compilation, and the Python package uses none of it.
             "CMakeLists.txt": (
                 "LLAMA_BUILD_COMMON ON CACHE BOOL",
