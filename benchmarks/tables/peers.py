@@ -137,8 +137,7 @@ def peers_section(parts: Document) -> list[str]:
     lines = [
         "Tokens/s (means) of other programs and moecast with the same weights, prompts and memory, "
         "each in its fastest setting of threads and read-ahead, interleaved; in brackets over the "
-        "fastest other program's, in float32 Accelerate's. `benchmarks/results` has every setting, "
-        "times and memory. Quantised, each program rounds its own way. "
+        "fastest other program's, in float32 Accelerate's. "
         f"{len(first.prompts)} prompts, {first.new_tokens} new tokens each.",
         "",
     ]
